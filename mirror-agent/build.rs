@@ -1,4 +1,4 @@
-//! Builds the eBPF object that the agent embeds, and tells the agent its version.
+//! Builds the eBPF object that the agent embeds, and sets the agent's version.
 
 #[path = "../xtask/src/ebpf.rs"]
 #[expect(dead_code, reason = "what is for the tasks only")]
@@ -27,17 +27,17 @@ fn main() {
     }
 }
 
-/// "0.1.0 (1a2b3c4d5e6f)", with "-dirty" where the work tree is not as committed, and "unknown" without git.
+/// Returns "0.1.0 (1a2b3c4d5e6f)", with "-dirty" if the work tree has uncommitted changes, and "unknown" without git.
 fn version(root: &Path) -> String {
     format!("{} ({})", env!("CARGO_PKG_VERSION"), commit(root).as_deref().unwrap_or("unknown"))
 }
 
 fn commit(root: &Path) -> Option<String> {
-    // A source archive may lie inside of somebody else's repository.
+    // A source archive may be inside of another repository.
     if Path::new(&git(root, &["rev-parse", "--show-toplevel"])?).canonicalize().ok()? != root {
         return None;
     }
-    // Every commit and checkout writes to one of these; in a linked work tree they are not in `.git`.
+    // Every commit and checkout writes to one of these files; in a linked work tree they are not in `.git`.
     let branch = git(root, &["rev-parse", "--symbolic-full-name", "HEAD"])?;
     for file in ["HEAD", "logs/HEAD", "packed-refs", &branch] {
         let path = root.join(git(root, &["rev-parse", "--git-path", file])?);
@@ -50,7 +50,7 @@ fn commit(root: &Path) -> Option<String> {
     Some(if changes.is_empty() { commit } else { commit + "-dirty" })
 }
 
-/// What git says, without the lock on the index that `git status` would take beside a running `git commit`.
+/// Returns the output of git, without the index lock that `git status` would take during a running `git commit`.
 fn git(root: &Path, arguments: &[&str]) -> Option<String> {
     let output =
         Command::new("git").arg("--no-optional-locks").args(arguments).current_dir(root).output().ok()?;

@@ -1,6 +1,6 @@
-//! Which agents there are: the pod of the ready agent of each node, as the API server knows it. Sends nothing to an agent.
+//! Finds the agents: the pod of the ready agent of each node, according to the API server. Sends nothing to an agent.
 //!
-//! `tail` and `explain` ask for the agent of one node, `nodes` for those of all nodes. `check` judges the pods itself.
+//! Used by `tail` and `explain` for one node, by `nodes` for all nodes. `check` evaluates the pods itself.
 
 use std::collections::BTreeMap;
 
@@ -13,7 +13,7 @@ use crate::{cluster::Cluster, exec::AGENT};
 /// The label of the agents' pods.
 pub(crate) const AGENTS: &str = "app.kubernetes.io/component=agent";
 
-/// The agents' pods by their nodes; `None`: no agent is ready there.
+/// The agents' pods by node; `None`: no agent is ready there.
 pub(crate) type Agents = BTreeMap<String, Option<String>>;
 
 /// The name of the agent's pod on a node.
@@ -30,7 +30,7 @@ pub(crate) async fn of_all(cluster: &Cluster) -> anyhow::Result<Agents> {
     Ok(by_node(&list(&cluster.agent_pods(), &params, &cluster.agents).await?))
 }
 
-/// What the user is told of a node without a ready agent.
+/// The message for a node without a ready agent.
 pub(crate) fn missing(namespace: &str) -> String {
     format!("no agent of podmirror is ready there (namespace {namespace}; --agents names another one)")
 }
@@ -40,7 +40,7 @@ async fn list(api: &Api<Pod>, params: &ListParams, namespace: &str) -> anyhow::R
     Ok(pods.with_context(|| format!("cannot list the agents in namespace {namespace}"))?.items)
 }
 
-/// The agents that these pods are.
+/// The agents among these pods.
 pub(crate) fn by_node(pods: &[Pod]) -> Agents {
     let mut agents = Agents::new();
     for pod in pods {
@@ -53,8 +53,8 @@ pub(crate) fn by_node(pods: &[Pod]) -> Agents {
     agents
 }
 
-/// Whether the container of the agent is ready. The pod need not be: it can also have a recorder, which may fail by itself. An
-/// agent that is being deleted may be ready for a while.
+/// Whether the agent's container is ready. The pod need not be: it can also have a recorder container, which may fail
+/// on its own. An agent that is being deleted may be ready for a while.
 fn is_ready(pod: &Pod) -> bool {
     let containers = pod.status.iter().flat_map(|status| status.container_statuses.iter().flatten());
     let mut ready = containers.filter(|of| of.name == AGENT && of.ready);
@@ -98,7 +98,7 @@ mod tests {
     fn an_agent_is_ready_also_beside_a_recorder_that_fails() {
         let with_recorder = |agent, recorder| {
             let mut pod = pod("pod", Some("a"), agent, None);
-            // The pod is ready if all of them are.
+            // The pod is ready if all of its containers are.
             pod.status = from_value(json!({
                 "conditions": [{ "type": "Ready", "status": if agent && recorder { "True" } else { "False" } }],
                 "containerStatuses": [container("recorder", recorder), container("agent", agent)],

@@ -1,8 +1,8 @@
-//! `kubectl mirror check`: whether podmirror can work on a cluster, and whether a podmirror that is there works.
+//! `kubectl mirror check`: checks whether podmirror can work on a cluster, and whether an installed podmirror works.
 //!
-//! [`read`] asks the API server, and the agents where the user may. [`judge`] makes findings of the answers, and is pure.
-//! The exit code is that of the worst finding. Nothing is changed. The programs' own commands on a node know more:
-//! docs/kubectl-mirror.md says what cannot be seen from here.
+//! [`read`] asks the API server, and the agents if the user has the right. [`judge`] turns the answers into findings,
+//! and is pure. The exit code is that of the worst finding. Nothing is changed. The agent's own commands on a node can
+//! check more: docs/kubectl-mirror.md lists what this command cannot see.
 
 mod judge;
 mod network;
@@ -21,10 +21,10 @@ use crate::{
     print,
 };
 
-/// Its exit code without a cluster to ask, as without a kubeconfig.
+/// The exit code if no cluster can be asked, for example without a kubeconfig.
 pub(crate) const FAILURE: u8 = Level::Fail as u8;
 
-/// Prints the findings. Ends with 0, 1 or 2.
+/// Prints the findings. Returns 0, 1 or 2.
 pub(crate) async fn check(args: CheckArgs, cluster: &Cluster) -> anyhow::Result<ExitCode> {
     let report = Report::of(judge::findings(&read::facts(cluster).await));
     print(&match args.output {
@@ -34,10 +34,10 @@ pub(crate) async fn check(args: CheckArgs, cluster: &Cluster) -> anyhow::Result<
     Ok(ExitCode::from(report.result as u8))
 }
 
-/// What is printed.
+/// The output.
 #[derive(Debug, PartialEq, Serialize)]
 struct Report {
-    /// The worst of the findings.
+    /// The worst level of the findings.
     result: Level,
     findings: Vec<Finding>,
 }
@@ -48,7 +48,7 @@ impl Report {
         Self { result, findings }
     }
 
-    /// A line for each finding, and below it what can be done.
+    /// A line for each finding, followed by its remedy.
     fn table(&self) -> String {
         let mut rows = vec![["CHECK", "RESULT", "FOUND"].map(str::to_owned).to_vec()];
         let row = |of: &Finding| vec![of.check.to_owned(), of.result.name().to_owned(), of.found.clone()];

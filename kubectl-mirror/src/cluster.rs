@@ -1,4 +1,4 @@
-//! The connection to the API server, the names of the namespaces, and whether a right is missing. The commands call it.
+//! The connection to the API server, the namespaces, and the detection of missing rights. Used by all commands.
 
 use k8s_openapi::api::core::v1::Pod;
 use kube::{Api, Client, client::UpgradeConnectionError};
@@ -6,9 +6,9 @@ use mirror_client::{Environment, Options};
 
 use crate::cli::Connection;
 
-/// A cluster, as one user reaches it.
+/// A cluster, with the rights of one user.
 pub(crate) struct Cluster {
-    /// Speaks with the API server.
+    /// The client of the API server.
     pub(crate) client: Client,
     /// The namespace of pods and Mirrors.
     pub(crate) namespace: String,
@@ -17,7 +17,7 @@ pub(crate) struct Cluster {
 }
 
 impl Cluster {
-    /// Finds the cluster. Sends no request yet.
+    /// Connects to the cluster of the kubeconfig. Sends no request yet.
     pub(crate) async fn connect(connection: &Connection) -> anyhow::Result<Self> {
         let Connection { kubeconfig, context, namespace, agents } = connection;
         let options = Options { kubeconfig: kubeconfig.clone(), context: context.clone() };
@@ -31,13 +31,13 @@ impl Cluster {
         Api::namespaced(self.client.clone(), &self.agents)
     }
 
-    /// The namespace that is looked at; `None`: all of them.
+    /// The namespace of the command; `None`: all namespaces.
     pub(crate) fn scope(&self, all_namespaces: bool) -> Option<&str> {
         (!all_namespaces).then_some(&self.namespace)
     }
 }
 
-/// Whether the API server refuses what this user asks for.
+/// Whether the API server rejected the request because this user lacks the right.
 pub(crate) fn is_refusal(error: &kube::Error) -> bool {
     match error {
         kube::Error::Api(status) => [401, 403].contains(&status.code),
@@ -48,7 +48,7 @@ pub(crate) fn is_refusal(error: &kube::Error) -> bool {
     }
 }
 
-/// Whether the reason is that the API server refuses what this user asks for.
+/// Whether the cause is that the API server rejected a request because this user lacks the right.
 pub(crate) fn lacks_right(error: &anyhow::Error) -> bool {
     error.downcast_ref().is_some_and(is_refusal)
 }

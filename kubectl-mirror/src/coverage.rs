@@ -1,6 +1,6 @@
-//! `kubectl mirror coverage`: what the taps have seen of what the NICs have carried, as the agents of all nodes compare it.
+//! `kubectl mirror coverage`: compares the packets seen by the taps with those carried by the NICs, for all nodes.
 //!
-//! [`Report`] is pure: answers in, text out. The agents judge; nothing is judged here.
+//! [`Report`] is pure: answers in, text out. The agents evaluate the coverage, not this module.
 
 use std::collections::BTreeMap;
 
@@ -17,11 +17,11 @@ use crate::{
 
 /// The state that needs no reason.
 const COVERED: &str = "Covered";
-/// Most rows of the table, and most NICs that are named with a reason. JSON has all of them.
+/// Maximum number of rows of the table, and of NICs listed with a reason. JSON has all of them.
 const MOST_ROWS: usize = 1000;
 const MOST_NAMED: usize = 3;
 
-/// Asks the nodes once, and prints what they say.
+/// Asks the nodes once, and prints their answers.
 pub(crate) async fn coverage(args: CoverageArgs, cluster: &Cluster) -> anyhow::Result<()> {
     let scope = cluster.scope(args.all_namespaces);
     let answers = nodes::ask(cluster, scope).await?;
@@ -34,7 +34,7 @@ pub(crate) async fn coverage(args: CoverageArgs, cluster: &Cluster) -> anyhow::R
     nodes::tell_unanswered(&report.unanswered, asked)
 }
 
-/// What the nodes say.
+/// The answers of the nodes.
 #[derive(Debug, Default, PartialEq, Serialize)]
 struct Report {
     /// The tapped NICs, in the order of namespaces, pods, NICs and nodes.
@@ -53,12 +53,12 @@ struct Nic {
     node: String,
     /// The tapped device.
     device: String,
-    /// Why what reaches the pod is seen inside it.
+    /// Why ingress is seen inside the pod.
     #[serde(skip_serializing_if = "Option::is_none")]
     why_inside: Option<String>,
-    /// What reaches the pod.
+    /// Packets that reach the pod.
     ingress: DirectionCoverage,
-    /// What leaves the pod.
+    /// Packets that leave the pod.
     egress: DirectionCoverage,
 }
 
@@ -92,7 +92,7 @@ impl Report {
         report
     }
 
-    /// The table for people, and the reasons of what is not covered.
+    /// Formats the table for people, with the reasons for missing coverage.
     fn table(&self) -> String {
         if self.nics.is_empty() {
             return "no NICs to show\n".to_owned();
@@ -115,7 +115,7 @@ impl Report {
         text + &self.reasons()
     }
 
-    /// The reasons, each with some of the NICs that it is about.
+    /// The reasons, each with some of the affected NICs.
     fn reasons(&self) -> String {
         let mut reasons = BTreeMap::<_, Vec<_>>::new();
         for nic in &self.nics {
@@ -139,11 +139,11 @@ impl Report {
     }
 }
 
-/// What the agent of a node has compared.
+/// The comparison by the agent of a node.
 ///
 /// # Errors
 ///
-/// Only an agent that runs and answers compares.
+/// The agent does not run or does not answer: only a running agent compares.
 fn compared(status: NodeStatus) -> Result<Vec<NicCoverage>, String> {
     let is_running = status.agent_running;
     status.notes.map(|notes| notes.coverage).ok_or_else(|| match is_running {
@@ -152,7 +152,7 @@ fn compared(status: NodeStatus) -> Result<Vec<NicCoverage>, String> {
     })
 }
 
-/// A time in short.
+/// Formats a duration in short form.
 fn age(seconds: u64) -> String {
     match seconds {
         ..120 => format!("{seconds}s"),
@@ -268,7 +268,7 @@ mod tests {
             let states = direction("Hidden", &message, 1, 2);
             let nics = vec![nic(&format!("shop/{name}"), states.clone(), states); count];
             let text = Report::of(vec![answer("a", Some(nics))], None).table();
-            // The head, the rows, the line about more of them, and three lines of one reason.
+            // The header, the rows, the line about further rows, and three lines for one reason.
             let more = usize::from(count > MOST_ROWS);
             prop_assert_eq!(text.lines().count(), 1 + count.min(MOST_ROWS) + more + 3, "{}", text);
             prop_assert!(text.chars().all(|char| char == '\n' || !char.is_control()));

@@ -1,7 +1,7 @@
-//! A command in a container of an agent's pod, by the API server's exec.
+//! Runs a command in a container of an agent's pod, by the API server's exec.
 //!
-//! This is the edge: it decides nothing of what the command prints. The commands here print and change nothing.
-//! `explain`, `nodes` and `save` call it.
+//! This module does not interpret the output of the command. The commands run here print and change nothing. Used by
+//! `explain`, `nodes` and `save`.
 
 use std::{fmt, future::Future, io::Write, time::Duration};
 
@@ -16,35 +16,32 @@ use tokio::{
     time::timeout,
 };
 
-/// The container of the agent.
+/// The agent's container.
 pub(crate) const AGENT: &str = "agent";
-/// The program in it, and in that of a recorder.
+/// The program in it, and in a recorder's container.
 const PROGRAM: &str = "/mirror-agent";
-/// How long a command may take.
+/// Timeout of a command.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// How long a command whose output is passed on may print nothing. A recorder answers one after the other.
+/// Timeout between two outputs of a command whose output is forwarded. A recorder serves one client at a time.
 const SILENCE: Duration = Duration::from_secs(60);
-/// Most bytes that a command may print. The status of a node with 4096 taps has some 20 MiB.
+/// Maximum size of a command's output in bytes. The status of a node with 4096 taps has some 20 MiB.
 const MOST: u64 = 32 << 20;
-/// Most bytes that are passed on: more than a recorder of the chart can have. The schema of the chart's values has the greatest
-/// `recorder.ring`, 16000MiB.
+/// Maximum size of forwarded output in bytes: more than a recorder of the chart can have. The chart's schema limits
+/// `recorder.ring` to 16000MiB.
 const MOST_PASSED: u64 = 16 << 30;
 /// Bytes that wait between the connection and the reader.
 const BUFFER: usize = 64 << 10;
 
-/// A command that has ended.
+/// The result of a command that has ended.
 #[derive(Debug)]
 pub(crate) struct Ended {
-    /// What it has printed.
     pub(crate) stdout: Vec<u8>,
-    /// What it has told.
     pub(crate) stderr: Vec<u8>,
-    /// Its exit code.
     pub(crate) code: u8,
 }
 
 impl Ended {
-    /// Why it has failed: what it has told, or else its exit code.
+    /// The reason of its failure: its standard error, or else its exit code.
     pub(crate) fn why(&self) -> String {
         match String::from_utf8_lossy(&self.stderr).trim() {
             "" => format!("its exit code is {}, and it does not say why", self.code),
@@ -53,12 +50,12 @@ impl Ended {
     }
 }
 
-/// Why nothing more is passed on. A part of the error of [`pass_on`].
+/// The reason why forwarding stopped. A part of the error of [`pass_on`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Stopped {
     /// The command prints nothing.
     Silent,
-    /// The output takes no more, so this machine has failed, and not the command.
+    /// The output accepts no more: a failure of this machine, not of the command.
     Untaken,
 }
 
@@ -76,11 +73,11 @@ pub(crate) fn right(agents: &str) -> String {
     format!("`list` on pods, and `get` and `create` on pods/exec, in namespace {agents}")
 }
 
-/// Runs `mirror-agent` with these arguments in the pod of an agent, until it has ended.
+/// Runs `mirror-agent` with these arguments in the pod of an agent, until it ends.
 ///
 /// # Errors
 ///
-/// It could not be run, or there was no end of it in time.
+/// It could not be run, or did not end in time.
 pub(crate) async fn run(api: &Api<Pod>, agent: &str, words: &[&str]) -> anyhow::Result<Ended> {
     match timeout(PATIENCE, run_to_its_end(api, agent, words)).await {
         Ok(ended) => ended,
@@ -92,17 +89,17 @@ async fn run_to_its_end(api: &Api<Pod>, agent: &str, words: &[&str]) -> anyhow::
     let mut process = start(api, agent, AGENT, words).await?;
     let (stdout, stderr) = (process.stdout(), process.stderr());
     let status = process.take_status().context("the command has no status")?;
-    // The status comes before the ends of the streams. If the connection breaks, none of these comes, but the sender of
-    // the status goes.
+    // The status arrives before the ends of the streams. If the connection breaks, none of them arrives, but the sender
+    // of the status is dropped.
     let (stdout, stderr, status) = tokio::try_join!(read(stdout), read(stderr), end(status))?;
     Ok(Ended { stdout, stderr, code: exit_code(&status)? })
 }
 
-/// Runs it in this container, and passes on what it prints as it comes. Nothing is left of that in the result.
+/// Runs the command in this container, and forwards its output as it arrives. The result does not contain the output.
 ///
 /// # Errors
 ///
-/// It could not be run, or it printed too much. Or there is the reason [`Stopped`].
+/// It could not be run, or it printed too much. Or the error contains the reason [`Stopped`].
 pub(crate) async fn pass_on(
     api: &Api<Pod>,
     (pod, container): (&str, &str),
@@ -178,11 +175,11 @@ async fn end(status: impl Future<Output = Option<Status>>) -> anyhow::Result<Sta
     status.await.context("the connection has ended before the command")
 }
 
-/// The exit code in the status of a command.
+/// Returns the exit code in the status of a command.
 ///
 /// # Errors
 ///
-/// The command could not be run, and the error says why.
+/// The command could not be run; the error contains the reason.
 fn exit_code(status: &Status) -> anyhow::Result<u8> {
     if status.status.as_deref() == Some("Success") {
         return Ok(0);

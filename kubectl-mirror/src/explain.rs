@@ -1,7 +1,7 @@
-//! `kubectl mirror explain`: whether and how a pod is mirrored, in the words of the agent of its node (`explain --pod`).
+//! `kubectl mirror explain`: whether and how a pod is mirrored, as the agent of its node reports (`explain --pod`).
 //!
-//! A user who may not run commands in the agent's pod, or whose agent does not answer, gets what the API server knows:
-//! [`words`] makes the text of it.
+//! If the user lacks the right to exec into the agent's pod, or the agent does not answer, the command prints what the
+//! API server knows: [`words`] formats that text.
 
 mod words;
 
@@ -24,7 +24,7 @@ use crate::{
     print, tell,
 };
 
-/// Prints the words of the agent, and ends as its command does; or prints what the API server knows.
+/// Prints the agent's text and returns its exit code, or prints what the API server knows.
 pub(crate) async fn explain(args: ExplainArgs, cluster: &Cluster) -> anyhow::Result<ExitCode> {
     let ExplainArgs { pod: name } = args;
     let namespace = &cluster.namespace;
@@ -59,7 +59,7 @@ async fn ask(node: &str, pod: &str, cluster: &Cluster) -> anyhow::Result<Ended> 
     exec::run(&api, &agent, &["explain", "--pod", &format!("{}/{pod}", cluster.namespace)]).await
 }
 
-/// What the API server knows of a pod. What this user may not read is told, and left out.
+/// Reads what the API server knows of a pod. What this user has no right to read is reported and left out.
 async fn facts(pod: Pod, cluster: &Cluster) -> Facts {
     let Cluster { client, namespace, .. } = cluster;
     let all = ListParams::default();

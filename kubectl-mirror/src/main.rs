@@ -1,4 +1,4 @@
-//! `kubectl mirror`: the packets of pods in Wireshark, mirrors on and off, and what came of them, from a laptop.
+//! `kubectl mirror`: streams the packets of pods to Wireshark, creates and deletes mirrors, and reports their state.
 //!
 //! ```text
 //! cli ─► tail ─────► workload ─► selector   make a Mirror with a stream, read it from the agents, merge it by time
@@ -14,11 +14,10 @@
 //!                    cluster                the connection to the API server
 //! ```
 //!
-//! It speaks with the API server alone, with the rights of its user, and with the agents by the API server's port-forward
-//! and exec.
-//! It needs no root, and runs on Linux, macOS and Windows. `main` parses the command line, and turns the outcome into an
-//! exit code: 0 fine, 1 failed, 2 wrong usage (clap's own). `explain` ends with the exit code of the agent's command, `check`
-//! with that of its worst finding, `save` with 3 if the packets of a node are missing.
+//! It communicates only with the API server, with the rights of its user, and with the agents by the API server's
+//! port-forward and exec. It needs no root, and runs on Linux, macOS and Windows. `main` parses the command line, and
+//! turns the outcome into an exit code: 0 success, 1 failure, 2 wrong usage (clap's own). `explain` returns the exit
+//! code of the agent's command, `check` that of its worst finding, `save` 3 if the packets of a node are missing.
 
 mod agents;
 mod check;
@@ -98,12 +97,12 @@ fn execute(cli: Cli) -> anyhow::Result<ExitCode> {
         }
         Ok(ExitCode::SUCCESS)
     });
-    // A program that reads standard output, and stands still, must not hold up the end.
+    // A blocked reader of standard output must not delay the exit.
     runtime.shutdown_background();
     outcome
 }
 
-/// Gets something at each Ctrl-C and SIGTERM. It has no end.
+/// Receives an item at each Ctrl-C and SIGTERM. It never closes.
 fn stop_signals() -> anyhow::Result<mpsc::Receiver<()>> {
     let (sender, receiver) = mpsc::channel(1);
     #[cfg(unix)]
@@ -121,7 +120,6 @@ fn stop_signals() -> anyhow::Result<mpsc::Receiver<()>> {
     Ok(receiver)
 }
 
-/// Prints to standard output.
 fn print(text: &str) -> anyhow::Result<()> {
     let mut output = io::stdout().lock();
     match output.write_all(text.as_bytes()).and_then(|()| output.flush()) {
@@ -131,8 +129,8 @@ fn print(text: &str) -> anyhow::Result<()> {
     }
 }
 
-/// Tells the user something, on standard error.
+/// Prints a message to standard error.
 fn tell(text: &str) {
-    // Nobody can be told that this has failed.
+    // A failure to print cannot be reported.
     let _ = writeln!(io::stderr(), "kubectl-mirror: {text}");
 }

@@ -7,7 +7,7 @@ use clap::CommandFactory as _;
 
 use crate::cli::Cli;
 
-/// Writes all pages into a directory, which is made if it is missing.
+/// Writes all pages into a directory, which is created if it is missing.
 pub(crate) fn write(directory: &Path) -> anyhow::Result<()> {
     fs::create_dir_all(directory)
         .and_then(|()| clap_mangen::generate_to(Cli::command(), directory))

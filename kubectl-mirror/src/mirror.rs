@@ -1,6 +1,6 @@
-//! `kubectl mirror on` and `off`: make, change and delete Mirrors of workloads.
+//! `kubectl mirror on` and `off`: create, change and delete Mirrors of workloads.
 //!
-//! The name of the Mirror is made of the workload, so that the second call finds what the first one has made.
+//! The name of the Mirror is derived from the workload, so that the second call finds the Mirror of the first one.
 
 use anyhow::{Context as _, bail};
 use kube::{
@@ -19,10 +19,10 @@ use crate::{
 
 /// The field manager of server-side apply, and the value of [`LABEL`].
 const MANAGER: &str = "kubectl-mirror";
-/// The label of Mirrors that `on` makes. `off` deletes no others.
+/// The label of Mirrors that `on` creates. `off` deletes no others.
 const LABEL: &str = "app.kubernetes.io/managed-by";
 
-/// Makes the Mirror, or changes it.
+/// Creates or changes the Mirror.
 pub(crate) async fn on(args: OnArgs, cluster: &Cluster) -> anyhow::Result<()> {
     let name = match (&args.name, &args.which.workload) {
         (Some(name), _) => name.clone(),
@@ -86,7 +86,7 @@ fn mirrors(cluster: &Cluster) -> Api<Mirror> {
     Api::namespaced(cluster.client.clone(), &cluster.namespace)
 }
 
-/// Refuses a Mirror that `on` has not made.
+/// Refuses a Mirror that was not created by `on`.
 fn refuse_others(mirror: &Mirror, namespace: &str) -> anyhow::Result<()> {
     if mirror.labels().get(LABEL).is_some_and(|manager| manager == MANAGER) {
         return Ok(());
@@ -98,7 +98,7 @@ fn refuse_others(mirror: &Mirror, namespace: &str) -> anyhow::Result<()> {
     )
 }
 
-/// The name of the Mirror of a workload. What does not fit into a name is replaced by a hash.
+/// The name of the Mirror of a workload. A name that is too long or contains a dot gets a hash as its suffix.
 fn name_of(workload: &Workload) -> String {
     let name = workload.to_string().replace('/', "-");
     if name.len() <= MAX_NAME && !name.contains('.') {

@@ -1,8 +1,8 @@
-//! Asks the agents of the nodes what they mirror: `mirror-agent status --output json` on each node.
+//! Requests the status of the nodes: `mirror-agent status --output json` on each node.
 //!
-//! A node that does not answer has a reason in the place of its status. Only a right that the user lacks, which would be
-//! the same at each node, is an end of all. `coverage` and `top` call it;
-//! `save`, which asks the recorders, asks as many at a time.
+//! A node that does not answer has a reason instead of a status. Only a missing right of the user, which would be the
+//! same at each node, ends the command. Called by `coverage` and `top`; `save`, which asks the recorders, uses the same
+//! concurrency.
 
 use std::collections::BTreeSet;
 
@@ -20,25 +20,24 @@ use crate::{
     exec, tell,
 };
 
-/// How many nodes are asked at a time.
+/// Maximum number of concurrent requests.
 pub(crate) const AT_A_TIME: usize = 8;
 
-/// What a node has answered.
+/// The answer of a node.
 #[derive(Debug, Clone)]
 pub(crate) struct Answer {
-    /// The node.
     pub(crate) node: String,
-    /// When.
+    /// The time of the answer.
     pub(crate) at: Instant,
-    /// Its status, or why there is none.
+    /// Its status, or the reason why there is none.
     pub(crate) status: Result<NodeStatus, String>,
 }
 
-/// Asks the nodes with pods of this namespace, or all nodes with agents (`None`). The answers have the order of the nodes.
+/// Asks the nodes with pods of this namespace, or all nodes with agents (`None`). The answers are ordered by node.
 ///
 /// # Errors
 ///
-/// Nobody could be asked.
+/// No node could be asked.
 pub(crate) async fn ask(cluster: &Cluster, scope: Option<&str>) -> anyhow::Result<Vec<Answer>> {
     let agents = agents::of_all(cluster).await.map_err(|error| with_right(error, cluster))?;
     if agents.is_empty() {
@@ -53,7 +52,7 @@ pub(crate) async fn ask(cluster: &Cluster, scope: Option<&str>) -> anyhow::Resul
     answers.into_iter().collect::<anyhow::Result<_>>().map_err(|error| with_right(error, cluster))
 }
 
-/// The error, with the right that the user lacks, if that is the reason.
+/// The error, with the missing right if that is the cause.
 pub(crate) fn with_right(error: anyhow::Error, cluster: &Cluster) -> anyhow::Error {
     match lacks_right(&error) {
         true => error.context(format!("this needs {}", exec::right(&cluster.agents))),
@@ -64,13 +63,12 @@ pub(crate) fn with_right(error: anyhow::Error, cluster: &Cluster) -> anyhow::Err
 /// A node that has not answered.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub(crate) struct Unanswered {
-    /// The node.
     pub(crate) node: String,
-    /// Why not.
+    /// The reason.
     pub(crate) why: String,
 }
 
-/// Tells which of the nodes that were asked have not answered.
+/// Prints which of the `asked` nodes have not answered.
 ///
 /// # Errors
 ///
@@ -85,7 +83,7 @@ pub(crate) fn tell_unanswered(unanswered: &[Unanswered], asked: usize) -> anyhow
     }
 }
 
-/// Whether the pod is in the namespace, or there is no such limit.
+/// Whether the namespace is in the scope of the command.
 pub(crate) fn is_within(scope: Option<&str>, namespace: &str) -> bool {
     scope.is_none_or(|scope| scope == namespace)
 }
@@ -98,7 +96,7 @@ async fn nodes_of(cluster: &Cluster, namespace: &str) -> anyhow::Result<BTreeSet
     Ok(pods.items.into_iter().filter_map(|pod| pod.spec?.node_name).collect())
 }
 
-/// The nodes that are asked, with their agents.
+/// The nodes to ask, with their agents.
 fn pairs(nodes: BTreeSet<String>, mut agents: Agents) -> Vec<(String, Option<String>)> {
     let pair = |node: String| {
         let agent = agents.remove(&node).flatten();

@@ -7,9 +7,9 @@
 //!                                             whole (by time) ─► output: the file, or standard output
 //! ```
 //!
-//! This module is the way from one to the next. Each file is read to its end before anything is written, so a node that fails
-//! is told first, and costs no packet of the others. The packets are in files meanwhile, and not in memory: the recorders of all
-//! nodes can have more than a laptop.
+//! This module connects these steps. Each file is read to its end before anything is written, so a failed node is
+//! reported first, and the packets of the other nodes are not lost. Meanwhile the packets are in temporary files, not
+//! in memory: the recorders of all nodes can hold more than the memory of a laptop.
 
 mod ask;
 mod kept;
@@ -40,19 +40,19 @@ use self::{
 };
 use crate::{agents::AGENTS, cli::SaveArgs, cluster::Cluster, nodes::with_right, stop_signals, tell};
 
-/// Most lines about pods.
+/// Maximum number of lines about pods.
 const MOST_LINES: usize = 40;
-/// What the user is told if nothing is recorded of a pod where it is now.
+/// The message if nothing is recorded of a pod on its present node.
 const ELSEWHERE: &str = "it can have been on another node before: --all-nodes asks them too";
-/// The exit code if the packets of a node are missing in the file. 1 is that there is no file, and 2 is wrong usage.
+/// The exit code if packets of a node are missing in the file. 1 means that there is no file, and 2 wrong usage.
 const INCOMPLETE: u8 = 3;
 
-/// Asks the recorders, and writes what they have.
+/// Requests the packets of the recorders, and writes them.
 pub(crate) async fn save(args: SaveArgs, cluster: &Cluster) -> anyhow::Result<ExitCode> {
     if args.write == Path::new("-") && io::stdout().is_terminal() {
         bail!("packets are not for a terminal: use -w FILE, or a pipe, as in `... | tcpdump -nr -`");
     }
-    // Then a file that is not whole goes, too.
+    // On a signal, an incomplete file is removed, too.
     let mut stop = stop_signals()?;
     let to = output::at(&args.write)?;
     let left = match to.0.is_whole_or_nothing() {
@@ -93,7 +93,7 @@ async fn ask_and_write(
     Ok(missing.map_or(ExitCode::SUCCESS, |_| ExitCode::from(INCOMPLETE)))
 }
 
-/// The recorders of the cluster.
+/// Finds the recorders of the cluster.
 async fn find(cluster: &Cluster) -> anyhow::Result<Recorders> {
     let namespace = &cluster.agents;
     let pods = cluster.agent_pods().list(&ListParams::default().labels(AGENTS)).await;
@@ -104,8 +104,8 @@ async fn find(cluster: &Cluster) -> anyhow::Result<Recorders> {
     Ok(recorders::by_node(&pods))
 }
 
-/// Writes the file. In a thread of its own, because the reader of a pipe can take its time. `None`: that reader has seen
-/// enough, as in `| head`.
+/// Writes the file. Runs in its own thread, because the reader of a pipe can be slow. `None`: that reader closed the
+/// pipe early, as in `| head`.
 async fn write(files: Vec<(String, File)>, output: Output) -> anyhow::Result<Option<Saved>> {
     let now_ns = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_nanos();
     let now_ns = u64::try_from(now_ns).unwrap_or(u64::MAX);
@@ -120,7 +120,7 @@ fn is_broken_pipe(error: &anyhow::Error) -> bool {
     error.downcast_ref::<io::Error>().is_some_and(|error| error.kind() == io::ErrorKind::BrokenPipe)
 }
 
-/// Why there is no file, though nodes have answered. `missing` says how many have not.
+/// The message if there is no file although nodes have answered. `missing` is about the nodes that have not.
 fn nothing(pods: &Pods, namespace: &str, targets: &BTreeSet<String>, missing: Option<&str>) -> String {
     let names = few(pods.names().map(|pod| format!("{namespace}/{pod}")).collect());
     let names = if names.is_empty() { format!("namespace {namespace}") } else { names.join(", ") };
@@ -132,7 +132,6 @@ fn nothing(pods: &Pods, namespace: &str, targets: &BTreeSet<String>, missing: Op
     format!("nothing is recorded of {names}; {}", Vec::from_iter(sentences).join("; "))
 }
 
-/// The summary.
 fn lines(saved: &Saved, pods: &Pods, nodes: usize, namespace: &str) -> Vec<String> {
     let Saved { pods: saved, counted } = saved;
     let packets = saved.values().sum();
@@ -147,7 +146,7 @@ fn lines(saved: &Saved, pods: &Pods, nodes: usize, namespace: &str) -> Vec<Strin
     [few(saved.collect()), few(missing.collect()), counted.lines(packets, nodes)].concat()
 }
 
-/// The first ones of many lines.
+/// The first lines, and the number of the remaining ones.
 fn few(mut lines: Vec<String>) -> Vec<String> {
     let more = lines.len().saturating_sub(MOST_LINES);
     lines.truncate(MOST_LINES);

@@ -1,34 +1,34 @@
-//! Standard output that shows the same thing again and again: on a terminal in the same place, else one below the other.
+//! Repeated output: on a terminal, each text replaces the one before; otherwise the texts follow one another.
 
 use std::io::{self, IsTerminal as _};
 
 use crate::print;
 
-/// Moves to the upper left corner of a terminal, and clears it from there.
+/// The escape sequence that moves to the upper left corner of a terminal and clears it from there.
 const CLEAR: &str = "\x1b[H\x1b[J";
 
-/// What stands ahead of each text.
+/// The state of the output.
 #[derive(Debug)]
 pub(crate) struct Screen {
     is_cleared: bool,
-    /// What stands between two texts of which the first one stays.
+    /// The separator between two texts, if the screen is not cleared.
     between: &'static str,
     is_begun: bool,
 }
 
 impl Screen {
-    /// Where it is not cleared, `between` stands between two texts.
+    /// `between` separates two texts if the screen is not cleared.
     pub(crate) fn new(between: &'static str) -> Self {
-        // A console of Windows may not obey, and show the characters.
+        // A Windows console may print the escape sequence as text.
         Self { is_cleared: cfg!(unix) && io::stdout().is_terminal(), between, is_begun: false }
     }
 
-    /// Whether each text takes the place of the one before.
+    /// Whether each text replaces the one before.
     pub(crate) fn is_cleared(&self) -> bool {
         self.is_cleared
     }
 
-    /// Shows a text.
+    /// Prints a text.
     pub(crate) fn show(&mut self, text: &str) -> anyhow::Result<()> {
         let ahead = match (self.is_cleared, self.is_begun) {
             (true, _) => CLEAR,

@@ -1,15 +1,15 @@
-//! Labels as people type them for kubectl (`-l`), as a selector of the API. Pure.
+//! Parses label selectors in kubectl's syntax (`-l`) into selectors of the API. Pure.
 
 use std::collections::BTreeMap;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, LabelSelectorRequirement};
 
-/// A selector that was typed. clap keeps this type as one value.
+/// A parsed selector. A type of its own, because clap keeps it as one value.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Labels(pub(crate) LabelSelector);
 
-/// Reads `app=web`, `app==web`, `app!=web`, `app in (web, api)`, `app notin (web)`, `app` and `!app`, with commas between
-/// them.
+/// Parses `app=web`, `app==web`, `app!=web`, `app in (web, api)`, `app notin (web)`, `app` and `!app`, separated by
+/// commas.
 ///
 /// # Errors
 ///
@@ -41,7 +41,7 @@ pub(crate) fn parse(text: &str) -> Result<Labels, String> {
         } else if let Some((key, value)) = part.split_once("!=") {
             require(key.trim(), "NotIn", Some(vec![value.trim().to_owned()]))?;
         } else if let Some((key, value)) = part.split_once("==").or_else(|| part.split_once('=')) {
-            // It is checked as the others are.
+            // It is validated like the others.
             require(key.trim(), "In", Some(vec![value.trim().to_owned()]))?;
             expressions.pop();
             if labels
@@ -64,7 +64,7 @@ pub(crate) fn parse(text: &str) -> Result<Labels, String> {
     }))
 }
 
-/// The parts between commas that are in no parentheses.
+/// Splits at the commas outside of parentheses.
 fn parts(text: &str) -> Vec<&str> {
     let (mut parts, mut depth, mut start) = (Vec::new(), 0_i32, 0);
     for (at, c) in text.char_indices() {

@@ -1,7 +1,7 @@
-//! `kubectl mirror status`: the Mirrors and ClusterMirrors, with what the MirrorNodes of all nodes say about them.
+//! `kubectl mirror status`: the Mirrors and ClusterMirrors, aggregated from the MirrorNodes of all nodes.
 //!
-//! [`rows`] is pure: objects in, rows out. A report that is too old counts no more here than in the controller
-//! ([`is_current`]). The user needs the right to list MirrorNodes, which belong to no namespace.
+//! [`rows`] is pure: objects in, rows out. A report that is too old is ignored, as in the controller ([`is_current`]).
+//! The user needs the right to list MirrorNodes, which are cluster-scoped.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -19,10 +19,10 @@ use crate::{
     screen::Screen,
 };
 
-/// The wait between two looks with `--watch`.
+/// The interval of `--watch`.
 const PACE: Duration = Duration::from_secs(2);
 
-/// Shows the rows, once or again and again until Ctrl-C.
+/// Prints the rows, once or repeatedly until Ctrl-C.
 pub(crate) async fn status(args: StatusArgs, cluster: &Cluster) -> anyhow::Result<()> {
     if !args.watch {
         return print(&look(&args, cluster).await?);
@@ -44,7 +44,7 @@ async fn watch(args: &StatusArgs, cluster: &Cluster) -> anyhow::Result<()> {
     }
 }
 
-/// What there is now, in the form that the user wants.
+/// Returns the present rows, in the requested format.
 async fn look(args: &StatusArgs, cluster: &Cluster) -> anyhow::Result<String> {
     let rows = read(args, cluster).await?;
     Ok(match args.output {
@@ -89,7 +89,7 @@ where
     Api::namespaced(cluster.client.clone(), &cluster.namespace)
 }
 
-/// A Mirror or ClusterMirror, summed up over the nodes.
+/// A Mirror or ClusterMirror, aggregated over the nodes.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 struct Row {
@@ -97,28 +97,28 @@ struct Row {
     #[serde(skip_serializing_if = "Option::is_none")]
     namespace: Option<String>,
     name: String,
-    /// Where the copies go; `stream` for a Mirror with a stream.
+    /// The target of the copies; `stream` for a Mirror with a stream.
     target: String,
-    /// Pods that it selects, on all nodes.
+    /// Number of selected pods, on all nodes.
     selected: i64,
-    /// Those of them that are mirrored as it asks.
+    /// Number of selected pods that are mirrored as requested.
     covered: i64,
-    /// Packets that were copied, since the present mirrors have begun.
+    /// Copied packets, since the present mirrors began.
     copied: i64,
-    /// Packets that should have been copied.
+    /// Packets that should have been copied and were not.
     lost: i64,
     /// NICs on which one of its limits has ended it.
     ended: i64,
-    /// Why it is refused.
+    /// The reason for a refusal.
     #[serde(skip_serializing_if = "Option::is_none")]
     refused: Option<String>,
-    /// The nodes with pods that it selects.
+    /// The nodes with selected pods.
     nodes: Vec<String>,
-    /// Nodes whose reports on it do not count: they are too old, or from the future.
+    /// Nodes whose reports are ignored, because they are too old or from the future.
     stale_nodes: Vec<String>,
-    /// Pods that are not covered, with the node and the reason.
+    /// Selected pods that are not covered, with the node and the reason.
     not_covered: Vec<String>,
-    /// How many more there are.
+    /// The number of further pods that are not covered.
     more_not_covered: i64,
 }
 
@@ -132,7 +132,7 @@ impl Row {
         Self { kind, namespace, name, target, ..Self::default() }
     }
 
-    /// Adds what a node says about it.
+    /// Adds a node's report.
     fn add(&mut self, node: &str, of: &MirrorSummary) {
         self.selected += of.pods.selected;
         self.covered += of.pods.covered;
@@ -151,7 +151,7 @@ impl Row {
     }
 }
 
-/// The rows, in the order of kinds, namespaces and names. What a node says about an object that is no more is left out.
+/// Returns the rows, ordered by kind, namespace and name. Reports on objects that no longer exist are left out.
 fn rows(mirrors: &[Mirror], of_cluster: &[ClusterMirror], nodes: &[MirrorNode], now: Timestamp) -> Vec<Row> {
     let mut rows = BTreeMap::new();
     for mirror in of_cluster {
@@ -181,7 +181,7 @@ fn rows(mirrors: &[Mirror], of_cluster: &[ClusterMirror], nodes: &[MirrorNode], 
     rows.into_values().collect()
 }
 
-/// The rows as a table for people; `is_wide`: with the nodes, and each pod that is not covered.
+/// Formats the rows as a table for people; `is_wide`: with the nodes, and each pod that is not covered.
 fn table(rows: &[Row], is_wide: bool) -> String {
     if rows.is_empty() {
         return "no Mirrors\n".to_owned();
@@ -315,7 +315,7 @@ mod tests {
         assert_eq!(table(&[], false), "no Mirrors\n");
     }
 
-    /// Its agent is gone, or the whole of podmirror.
+    /// The node has no agent any more, or podmirror was uninstalled.
     #[test]
     fn a_report_that_is_too_old_does_not_count_and_is_told() {
         let (mirrors, of_cluster, nodes) = objects();

@@ -8,9 +8,9 @@
 //!                    blocks ─► combined (interfaces, counters) ─► merge (by time) ─► sink: the file, or standard output
 //! ```
 //!
-//! This module is the loop around these parts. What waits in memory is bounded: [`MERGE`], [`PENDING`], and what the
-//! connections hold (1 MiB each). While the reader of standard output takes nothing, nothing is read from the agents; then
-//! the rings of the kernel fill, and the agents count what is lost.
+//! This module is the loop around these parts. The memory for waiting packets is bounded: [`MERGE`], [`PENDING`], and
+//! the connections' buffers (1 MiB each). While the reader of standard output does not read, nothing is read from the
+//! agents; then the rings in the kernel fill up, and the agents count the lost packets.
 
 mod agents;
 pub(crate) mod blocks;
@@ -45,26 +45,26 @@ use self::{
 };
 use crate::{cli::TailArgs, cluster::Cluster, stop_signals, tell};
 
-/// How long packets wait for those of other nodes, and how many of them.
+/// How long packets wait for those of other nodes, and the size of the waiting ones.
 const MERGE: Bounds = Bounds { hold: Duration::from_millis(500), bytes: 16 << 20 };
-/// How many bytes wait for the file or the reader of standard output, before no more are read from the agents.
+/// Bytes waiting for the file or the reader of standard output, above which no more are read from the agents.
 const PENDING: usize = 1 << 20;
-/// How many parts of streams wait to be taken apart.
+/// Maximum number of received parts of streams that wait to be parsed.
 const PARTS: usize = 16;
-/// How long the agents may take to end their streams, with the counters.
+/// Timeout for the agents to end their streams, with the counters.
 const LAST_WORDS: Duration = Duration::from_secs(8);
-/// How long the reader of standard output may take for what is left at the end.
+/// Timeout for the reader of standard output to read the rest at the end.
 const LAST_READ: Duration = Duration::from_secs(5);
-/// How often the progress is shown on a terminal.
+/// Interval of the progress display on a terminal.
 const PROGRESS: Duration = Duration::from_secs(1);
 
-/// Reads the packets until the time is up, Ctrl-C, or the end of the reader of standard output.
+/// Reads the packets until the time limit, Ctrl-C, or until the reader of standard output closes it.
 pub(crate) async fn tail(args: TailArgs, cluster: &Cluster) -> anyhow::Result<()> {
     let is_stdout = args.write == Path::new("-");
     if is_stdout && io::stdout().is_terminal() {
         bail!("packets are not for a terminal: use -w FILE, or a pipe, as in `... | wireshark -k -i -`");
     }
-    // First, so that Ctrl-C finds its way to the end from here on.
+    // First, so that from here on Ctrl-C leads to an orderly end.
     let mut stop = stop_signals()?;
     let prepared = async {
         let selection = args.which.resolve(cluster).await?;
@@ -77,7 +77,7 @@ pub(crate) async fn tail(args: TailArgs, cluster: &Cluster) -> anyhow::Result<()
         prepared = prepared => prepared?,
         _ = stop.recv() => return Ok(()),
     };
-    // From here on, the Mirror has to be deleted.
+    // From here on, the Mirror must be deleted at the end.
     let request = Request::make(&args, &selection, cluster).await?;
     let mut tail = Tail::new(&args, cluster, &request, sink);
     let end = Instant::now() + args.duration.time;
@@ -95,7 +95,7 @@ pub(crate) async fn tail(args: TailArgs, cluster: &Cluster) -> anyhow::Result<()
     outcome.and(finished).and(deleted)
 }
 
-/// The streams of all nodes, on their way to one file.
+/// The streams of all nodes, merged into one file.
 struct Tail<'c> {
     cluster: &'c Cluster,
     link: Link,
@@ -106,7 +106,7 @@ struct Tail<'c> {
     streams: BTreeMap<StreamId, Stream>,
     combined: Combined,
     merge: Merge<Vec<u8>>,
-    /// Blocks that the sink has not taken.
+    /// Blocks that the sink has not accepted yet.
     pending: Vec<u8>,
     sink: Sink,
     began: Instant,
@@ -145,7 +145,7 @@ impl<'c> Tail<'c> {
         }
     }
 
-    /// Reads until the sink takes no more, or something is wrong for good.
+    /// Reads until the sink accepts no more, or until a permanent failure.
     async fn run(&mut self, mut pods: Pods) -> anyhow::Result<()> {
         let mut progress = interval(PROGRESS);
         progress.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -169,7 +169,7 @@ impl<'c> Tail<'c> {
         }
     }
 
-    /// Which pods there are now: connects to the agents of their nodes.
+    /// Updates the pods: connects to the agents of their nodes.
     fn meet(&mut self, seen: Seen) {
         for line in seen.news_since(&self.seen) {
             tell(&line);
@@ -182,7 +182,7 @@ impl<'c> Tail<'c> {
         self.seen = seen;
     }
 
-    /// Takes what an agent has sent.
+    /// Processes an event of an agent's stream.
     fn take(&mut self, News { stream: id, what }: News) {
         match what {
             What::Began { node } => {
@@ -229,7 +229,7 @@ impl<'c> Tail<'c> {
         }
     }
 
-    /// Hands the packets that need not wait any more to the sink.
+    /// Passes the packets that need not wait any more to the sink.
     fn pour(&mut self) {
         let now = self.began.elapsed();
         while self.pending.len() < PENDING
@@ -242,15 +242,15 @@ impl<'c> Tail<'c> {
     fn show(&self) {
         use io::Write as _;
         let (nodes, packets) = (self.streams.len(), self.packets);
-        // Nobody can be told that this has failed.
+        // A failure to print cannot be reported.
         let _ = write!(io::stderr(), "\r{packets} packets of {nodes} nodes \r");
     }
 
-    /// Ends the streams, writes what is left, and says what has come.
+    /// Ends the streams, writes the rest, and prints the summary.
     async fn finish(&mut self) -> anyhow::Result<()> {
         self.ending.send_replace(true);
         let rest = async {
-            // The last sender is that of the link.
+            // The last sender is in the link.
             while !self.readers.is_empty() {
                 tokio::select! {
                     biased;

@@ -1,6 +1,7 @@
-//! `kubectl mirror top`: what the tapped NICs carry and what is copied now, from two looks at the counters of all nodes.
+//! `kubectl mirror top`: the present rates of the tapped NICs and of their copies, from two readings of all nodes'
+//! counters.
 //!
-//! This module is the loop: it asks and prints. [`rates`] has the differences and the table.
+//! This module is the loop: it asks the nodes and prints. [`rates`] has the differences and the table.
 
 mod rates;
 
@@ -17,7 +18,7 @@ use crate::{
     screen::Screen,
 };
 
-/// The wait between two looks.
+/// The interval between two readings.
 const PACE: Duration = Duration::from_secs(2);
 
 /// Shows the rates, once or until Ctrl-C.
@@ -41,7 +42,7 @@ async fn show(args: &TopArgs, cluster: &Cluster) -> anyhow::Result<()> {
             let table = rates::table(&rates::rows(then, &now), args.rows);
             if args.once { print(&table) } else { screen.show(&table) }?;
         }
-        // What was told before is still to be read, if the screen is not cleared.
+        // Earlier messages are still visible if the screen is not cleared.
         let news = if screen.is_cleared() || unanswered != told { unanswered.as_slice() } else { &[] };
         let outcome = nodes::tell_unanswered(news, asked);
         if args.once || then.is_none() {
@@ -51,13 +52,13 @@ async fn show(args: &TopArgs, cluster: &Cluster) -> anyhow::Result<()> {
             return Ok(());
         }
         told = unanswered;
-        // A node that has not answered keeps its last look: its next rates are over a longer time.
+        // A node that has not answered keeps its last reading: its next rates cover a longer time.
         then.get_or_insert_default().extend(now);
         sleep(PACE).await;
     }
 }
 
-/// What was read of the nodes, and which have not answered.
+/// The readings of the nodes, and the nodes that have not answered.
 fn looks(
     answers: Vec<Answer>,
     begun: Instant,

@@ -1,6 +1,7 @@
-//! Workloads: what was typed, and which pods the cluster selects for it.
+//! Workloads: parses the argument, and finds the pods that the cluster selects for it.
 //!
-//! A workload is resolved to its selector and not to its pods, so pods that come later are meant, too. The commands call it.
+//! A workload is resolved to its selector and not to its pods, so later pods are included. Used by all commands with a
+//! workload.
 
 use std::{fmt, str::FromStr};
 
@@ -18,7 +19,7 @@ use serde::de::DeserializeOwned;
 
 use crate::{cli::Which, cluster::Cluster};
 
-/// The kinds, each with the words for it.
+/// The kinds, each with its names.
 const KINDS: [(Kind, &[&str]); 7] = [
     (Kind::Pod, &["pod", "pods", "po"]),
     (Kind::Deployment, &["deploy", "deployment", "deployments"]),
@@ -29,7 +30,6 @@ const KINDS: [(Kind, &[&str]); 7] = [
     (Kind::Service, &["svc", "service", "services"]),
 ];
 
-/// A kind of workload.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
     Pod,
@@ -41,7 +41,7 @@ pub(crate) enum Kind {
     Service,
 }
 
-/// A workload, as it was typed.
+/// A workload, as written by the user.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Workload {
     pub(crate) kind: Kind,
@@ -74,17 +74,17 @@ impl FromStr for Workload {
     }
 }
 
-/// Which pods of a namespace are meant.
+/// The selected pods of a namespace.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(crate) struct Selection {
-    /// Those with these labels.
+    /// Pods with these labels.
     pub(crate) labels: LabelSelector,
-    /// Of those, the one with this name.
+    /// Of these pods, the one with this name.
     pub(crate) pod: Option<String>,
 }
 
 impl Which {
-    /// The pods that are meant. What does not exist is an error.
+    /// Resolves the workload. It must exist.
     pub(crate) async fn resolve(&self, cluster: &Cluster) -> anyhow::Result<Selection> {
         match (&self.workload, &self.selector) {
             (Some(workload), _) => workload.resolve(cluster).await,
@@ -114,7 +114,7 @@ impl Workload {
         self.selecting(labels)
     }
 
-    /// The pods that this selector of the workload means.
+    /// Returns a selection with this selector of the workload.
     fn selecting(&self, labels: Option<LabelSelector>) -> anyhow::Result<Selection> {
         // An empty selector would select all pods of the namespace.
         let says = |labels: &LabelSelector| {
@@ -193,7 +193,7 @@ mod tests {
 
     use super::*;
 
-    /// The labels that a workload selects pods by, as kubectl writes them. `object` is as the API server gives it.
+    /// The labels by which a workload selects pods, in kubectl's format. `object` is as returned by the API server.
     fn selected<K: Selects + DeserializeOwned>(workload: &str, object: Value) -> Result<String, String> {
         let selector = from_value::<K>(object).unwrap().selector();
         let workload: Workload = workload.parse().unwrap();
@@ -223,14 +223,14 @@ mod tests {
         set["selector"]["matchExpressions"] = json!([{ "key": "tier", "operator": "Exists" }]);
         let set = selected::<StatefulSet>("sts/web", object("StatefulSet", "apps/v1", set));
         assert_eq!(set.unwrap(), "app=web,tier");
-        // The API server makes the selector of a Job.
+        // The API server generates the selector of a Job.
         let uid = json!({ "matchLabels": { "batch.kubernetes.io/controller-uid": "7" } });
         let job = object("Job", "batch/v1", json!({ "selector": uid, "template": template }));
         assert_eq!(selected::<Job>("job/web", job).unwrap(), "batch.kubernetes.io/controller-uid=7");
         let service = |spec: Value| selected::<Service>("svc/web", object("Service", "v1", spec));
         let ports = json!([{ "port": 80, "targetPort": 8080 }]);
         assert_eq!(service(json!({ "selector": { "app": "web" }, "ports": ports })).unwrap(), "app=web");
-        // One that others make the endpoints of, and one that is a name for another host.
+        // A Service whose endpoints are managed by others, and one that is an alias for another host.
         for spec in
             [json!({ "ports": ports }), json!({ "type": "ExternalName", "externalName": "example.org" })]
         {

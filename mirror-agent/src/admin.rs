@@ -1,9 +1,9 @@
 //! `/healthz`, `/readyz`, `/metrics` over HTTP/1.
 //!
-//! The server reads state and changes nothing. It shares one thread with the work of the command, so the time for clients is
+//! The server reads state and changes nothing. It shares one thread with the work of the command, so its cost is
 //! bounded: a connection carries one small request, each request has a deadline, and the number of connections is
-//! limited. When the limit is reached, the newest connection takes the place of the oldest. So a silent client holds up
-//! neither the loop nor a probe. Spawned by `cmd::run` and `cmd::controller`.
+//! limited. At the limit, a new connection evicts the oldest. So a silent client delays neither the loop nor a probe.
+//! Spawned by `cmd::run` and `cmd::controller`.
 
 use std::{collections::VecDeque, convert::Infallible, io, net::SocketAddr, sync::Arc, time::Duration};
 
@@ -25,18 +25,18 @@ use tracing::{debug, error, info, warn};
 
 use crate::metrics;
 
-/// How many connections there are at once.
+/// Maximum number of concurrent connections.
 const CONNECTIONS: usize = 32;
-/// From the accepted connection to the last byte of the answer.
+/// Timeout from the accepted connection to the last byte of the answer.
 const DEADLINE: Duration = Duration::from_secs(10);
-/// Bytes of a request: the least that hyper takes.
+/// Maximum length of a request in bytes: the minimum that hyper allows.
 const REQUEST: usize = 8192;
-/// The wait until an address that could not be used is tried again: doubled from the first to the last.
+/// The first and the longest delay before the next attempt to bind the address; the delay doubles.
 const RETRY: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
-/// The pause after a connection could not be accepted, for want of descriptors or memory.
+/// Pause after `accept` failed, for example because descriptors or memory ran out.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// The answers: each is asked for again at each request.
+/// The sources of the answers, called for each request.
 pub struct Admin {
     /// Whether the program is alive; otherwise the reason.
     pub alive: Check,
@@ -49,8 +49,8 @@ pub struct Admin {
 /// An answer to a probe.
 pub type Check = Box<dyn Fn() -> Result<(), String> + Send + Sync>;
 
-/// Answers at `address` until the task is aborted. While the address cannot be used, the agent tries again; `trouble`
-/// gives the reason, and the log names it once. Mirroring does not depend on this server.
+/// Serves at `address` until the task is aborted. If the address cannot be bound, retries; `trouble` gets the reason,
+/// and it is logged once. Mirroring does not depend on this server.
 pub async fn run(address: SocketAddr, admin: Admin, trouble: watch::Sender<Option<String>>) {
     let mut wait = RETRY.0;
     let listener = loop {
@@ -76,7 +76,7 @@ pub async fn run(address: SocketAddr, admin: Admin, trouble: watch::Sender<Optio
     serve(listener, admin).await;
 }
 
-/// Answers until it is aborted.
+/// Serves until the task is aborted.
 async fn serve(listener: TcpListener, admin: Admin) {
     let admin = Arc::new(admin);
     let mut connections = VecDeque::new();
@@ -90,7 +90,7 @@ async fn serve(listener: TcpListener, admin: Admin) {
                     oldest.abort();
                 }
                 connections.push_back(tokio::spawn(connection(stream, Arc::clone(&admin))).abort_handle());
-                // Many connections at once must not hold up the loop, nor each other.
+                // Many simultaneous connections must not delay the loop, nor each other.
                 tokio::task::yield_now().await;
             }
             Err(error) if is_of_client(&error) => {}
@@ -102,12 +102,12 @@ async fn serve(listener: TcpListener, admin: Admin) {
     }
 }
 
-/// The client has disconnected before it was accepted.
+/// Whether the client disconnected before it was accepted.
 fn is_of_client(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::ConnectionAborted | io::ErrorKind::ConnectionReset)
 }
 
-/// One request.
+/// Serves one request.
 async fn connection(stream: TcpStream, admin: Arc<Admin>) {
     let answer = service_fn(|request: Request<Incoming>| {
         let response = admin.answer(request.method(), request.uri().path());

@@ -1,4 +1,4 @@
-//! The commands: each wires the parts together and does one thing.
+//! The commands: each one connects the parts that it needs.
 //!
 //! This module decides nothing about pods or packets.
 
@@ -55,7 +55,7 @@ pub fn execute(cli: Cli) -> anyhow::Result<()> {
 
 fn log_to_stderr(format: LogFormat, filter: &str) -> anyhow::Result<()> {
     // These libraries warn at each attempt of an operation whose failure the agent logs once. The warnings of
-    // netlink-proto also hold kilobytes that a pod chooses. The user can switch these logs on.
+    // netlink-proto also contain kilobytes of data that a pod controls. The user can enable these logs.
     let filter = tracing_subscriber::EnvFilter::try_new(format!(
         "kube_runtime=error,kube_client=off,netlink_proto=off,{filter}"
     ))
@@ -70,13 +70,12 @@ fn log_to_stderr(format: LogFormat, filter: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// How mirror interfaces are made that are missing.
+/// How missing mirror interfaces are created.
 fn mirrors(args: &MirrorArgs) -> MirrorIfaces {
     let offloads = args.mirror_offloads == Switch::On;
     MirrorIfaces::new(args.mirror_iface_mtu, offloads).when_read(args.when_read)
 }
 
-/// Prints to standard output.
 fn print(text: &str) -> anyhow::Result<()> {
     match io::stdout().write_all(text.as_bytes()) {
         // The reader has closed the pipe, as in `status | head`.

@@ -1,4 +1,4 @@
-//! The control socket: how a program on the node asks the running agent for packets.
+//! The control socket: programs on the node request packets from the running agent.
 //!
 //! ```text
 //! program                                       agent
@@ -12,15 +12,15 @@
 //! ```
 //!
 //! A program can also just close the connection. The program reads the ring itself, so packets never pass through the
-//! agent, and an agent that ends closes the connection. Only root reaches the socket (`dataplane::lock`). [`serve`] is
+//! agent; when an agent ends, its connections close. Only root can open the socket (`dataplane::lock`). [`serve`] is
 //! called by the commands that run a loop, [`ask`] and [`let_go`] by `cmd::tail`.
 //!
-//! **One reader after another.** The program that reads a stream returns room by read and write of a number for each
-//! session (`dataplane::rings`), and the agent sets these numbers when a target gets a ring. Two programs that did this at
-//! the same time could leave a number too low for good: the session would get less room than it should, or none. So the
-//! next program gets its ring when the one before has closed the connection, and a program returns nothing after that.
-//! One that is stopped (`SIGSTOP`) is not waited for longer than [`PATIENCE`]. It can return one more batch when it goes
-//! on. No record is lost or read twice then, because each program has a ring of its own.
+//! **One reader at a time.** The reader of a stream returns room with a read and a write of a counter for each session
+//! (`dataplane::rings`), and the agent sets these counters when a target gets a ring. Two concurrent readers could
+//! leave a counter too low for good: the session would get less room than it should, or none. So the next program gets
+//! its ring after the one before has closed the connection, and a program returns no room after that. A stopped program
+//! (`SIGSTOP`) blocks the next one for at most [`PATIENCE`]. It can return one more batch when it continues. No record
+//! is lost or read twice then, because each program has its own ring.
 
 mod messages;
 
@@ -55,29 +55,29 @@ use crate::{
     settings::Settings,
 };
 
-/// How long a program may take to write its request, to read the answer, or to close the connection.
+/// Timeout for a program to write its request, to read the answer, and to close the connection.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// How long the agent may take between request and answer, all waits together, and for a round without a ring: a round
-/// can last some seconds on a node with many taps.
+/// Timeout of the agent between request and answer, all waits together, and for a round without the ring: a round can
+/// take some seconds on a node with many taps.
 const ROUND: Duration = Duration::from_secs(30);
-/// How long a program waits for the answer: as long as the agent may take, so that the answer of a slow agent, which says
-/// why it is slow, still comes in time.
+/// Timeout of the program for the answer: longer than the agent's, so that the answer of a slow agent, which contains
+/// the reason, still arrives.
 const ANSWER: Duration = Duration::from_secs(PATIENCE.as_secs() + ROUND.as_secs() + PATIENCE.as_secs());
 /// The settings of a capture, by the keys of annotations.
 const SETTINGS: [&str; 3] = ["filter", "sample", "snaplen"];
 
-/// The programs that read packets of an agent: the control socket writes them, the loop reads them.
+/// The programs that read packets of an agent. The control socket updates them, the loop reads them.
 #[derive(Clone)]
 pub struct Control {
     readers: watch::Sender<Arc<Readers>>,
     rings: Rings,
     targets: Arc<BTreeMap<TargetName, Destination>>,
-    /// The targets whose last program has ended, and still has its ring.
+    /// The targets that still have the ring of a program that has ended.
     left: watch::Sender<BTreeSet<TargetName>>,
 }
 
 impl Control {
-    /// No program reads yet. The rings will be in `rings`; `targets` are those of the agent.
+    /// Creates an empty set of programs. The rings are created in `rings`; `targets` are those of the agent.
     pub fn new(rings: Rings, targets: BTreeMap<TargetName, Destination>) -> Self {
         Self {
             readers: watch::Sender::new(Arc::default()),
@@ -87,34 +87,34 @@ impl Control {
         }
     }
 
-    /// The programs as they are now, for the loop.
+    /// The present programs, for the loop.
     pub fn watch(&self) -> watch::Receiver<Arc<Readers>> {
         self.readers.subscribe()
     }
 
-    /// No program reads any more: the agent ends.
+    /// Removes all programs: the agent ends.
     pub fn end(&self) {
         self.readers.send_replace(Arc::default());
     }
 
-    /// Returns when no ring of an earlier program is at the target of a request any more. A program that has ended a
-    /// moment ago may still have the room for a ring, so that room is waited for, too, for a short time.
+    /// Waits until the target of the request has no ring of an earlier program. The resources of a program that ended a
+    /// moment ago may not be free yet, so this waits for them, too, for a short time.
     async fn vacancy(&self, request: &Request) {
         let mut left = self.left.subscribe();
-        // The sender is in `self`.
+        // The sender is in `self`, so the channel is open.
         if let Subject::Target(name) = &request.of {
             let _ = left.wait_for(|left| left.iter().all(|target| target.0.as_str() != name)).await;
         }
         let _ = timeout(PATIENCE, left.wait_for(|_| self.rings.have_room(request.ring_bytes))).await;
     }
 
-    /// The ring of a program that has ended is used no more.
+    /// Drops the ring of a program that has ended.
     fn forget(&self, target: &TargetName, ring: RingId) {
         self.rings.forget(ring);
         self.left.send_if_modified(|left| left.remove(target));
     }
 
-    /// Adds a program, until the result is dropped. Also returns the ring for it.
+    /// Adds a program, until the result is dropped. Also returns its ring.
     fn add(&self, request: Request) -> anyhow::Result<(Live, OwnedFd)> {
         let Request { of, ring_bytes } = request;
         let mut readers = Readers::clone(&self.readers.borrow());
@@ -178,7 +178,7 @@ impl Control {
         Ok((target, ring, fd))
     }
 
-    /// The target of this name, if it is a stream.
+    /// Returns the target of this name, if it is a stream.
     fn stream(&self, name: &str) -> anyhow::Result<TargetName> {
         match self.targets.iter().find(|(target, _)| target.0.as_str() == name) {
             Some((target, Destination::Stream)) => Ok(target.clone()),
@@ -202,7 +202,7 @@ fn parse(asked: &BTreeMap<String, String>) -> anyhow::Result<Settings> {
     Ok(settings)
 }
 
-/// A program that reads, as long as it is connected.
+/// The registration of a program, until it disconnects.
 struct Live {
     control: Control,
     target: TargetName,
@@ -216,14 +216,14 @@ impl Drop for Live {
     }
 }
 
-/// Answers the programs that connect, for ever. Must be called within the runtime.
+/// Spawns the server of the control socket, which runs forever. Must be called within the runtime.
 pub fn serve(listener: StdListener, control: Control, reports: Reports) -> anyhow::Result<()> {
     listener.set_nonblocking(true)?;
     let listener = UnixListener::from_std(listener)?;
     tokio::spawn(async move {
         loop {
             let Ok((stream, _)) = listener.accept().await else {
-                // For example, there are no descriptors left. Other parts of the agent need them more.
+                // For example, no descriptors are left. Other parts of the agent need them more.
                 tokio::time::sleep(PATIENCE).await;
                 continue;
             };
@@ -231,7 +231,7 @@ pub fn serve(listener: StdListener, control: Control, reports: Reports) -> anyho
             if stream.peer_cred().is_ok_and(|peer| peer.uid() == 0) {
                 let (control, reports) = (control.clone(), reports.clone());
                 tokio::spawn(async move {
-                    // A program that has gone gets no answer.
+                    // A program that has disconnected gets no answer.
                     let _ = attend(stream, &control, reports).await;
                 });
             }
@@ -240,7 +240,7 @@ pub fn serve(listener: StdListener, control: Control, reports: Reports) -> anyho
     Ok(())
 }
 
-/// One program, from its request to its end.
+/// Serves one program, from its request to its end.
 async fn attend(mut stream: UnixStream, control: &Control, mut reports: Reports) -> anyhow::Result<()> {
     let request = timeout(PATIENCE, read_line(&mut stream)).await??;
     let deadline = Instant::now() + ROUND;
@@ -253,9 +253,9 @@ async fn attend(mut stream: UnixStream, control: &Control, mut reports: Reports)
     };
     let (target, id) = (live.target.clone(), live.ring);
     let served = serve_ring(&mut stream, live, ring, control, reports.clone(), deadline).await;
-    // Until a round has taken the ring away, the loop may still be about to write it.
+    // Until a round has removed the ring, the loop may still be about to write it.
     let _ = timeout(ROUND, reports.wait_for(|report| !report.rings.contains(&id))).await;
-    // A program that has let go knows from this that no more packets come. Then it closes the connection.
+    // This tells a program that has let go that no more packets arrive. Then it closes the connection.
     if stream.shutdown().await.is_ok() {
         let _ = timeout(PATIENCE, stream.read_u8()).await;
     }
@@ -263,7 +263,7 @@ async fn attend(mut stream: UnixStream, control: &Control, mut reports: Reports)
     served
 }
 
-/// Adds the program of a request when there is a place for it.
+/// Adds the program of a request when its target is free.
 async fn admit(
     request: &str,
     control: &Control,
@@ -271,7 +271,8 @@ async fn admit(
     deadline: Instant,
 ) -> anyhow::Result<(Live, OwnedFd)> {
     let request: Request = serde_json::from_str(request).context("the request is not one of this version")?;
-    // Before that, the pods are not known. What an earlier agent has left still copies to the targets.
+    // Before the first complete round, the pods are unknown. The sessions that an earlier agent left still copy to the
+    // targets.
     let is_ready = |report: &Arc<Report>| report.is_reconciled || matches!(request.of, Subject::Target(_));
     let ready = timeout_at(deadline, reports.wait_for(is_ready)).await.is_ok_and(|ready| ready.is_ok());
     if !ready {
@@ -285,7 +286,7 @@ async fn admit(
     control.add(request)
 }
 
-/// One ring, from the answer to the end of its program.
+/// Serves one ring, from the answer to the end of its program.
 async fn serve_ring(
     stream: &mut UnixStream,
     live: Live,
@@ -299,7 +300,7 @@ async fn serve_ring(
     info!(target = %live.target, "a program reads packets");
     timeout(PATIENCE, write_answer(stream, &answer, Some(&ring))).await??;
     drop(ring);
-    // The program lets go or ends, or the agent ends.
+    // The program lets go or disconnects, or the agent ends.
     tokio::select! {
         _ = stream.read_u8() => {}
         _ = reading.wait_for(|readers| !readers.rings().contains(&live.ring)) => {}
@@ -308,7 +309,7 @@ async fn serve_ring(
     Ok(())
 }
 
-/// The answer after a round of the loop that knows the program.
+/// Returns the answer after a round of the loop that includes the program.
 async fn round_with(live: &Live, control: &Control, mut reports: Reports, deadline: Instant) -> Answer {
     let readers = control.readers.borrow().clone();
     let knows = |report: &Arc<Report>| report.rings.contains(&live.ring);
@@ -330,13 +331,13 @@ async fn round_with(live: &Live, control: &Control, mut reports: Reports, deadli
     Answer { target: live.target.to_string(), problems }
 }
 
-/// The reasons why a capture does not have all that it asks for.
+/// The reasons why a capture is not installed as requested.
 fn problems(capture: &Capture, report: &Report) -> Vec<String> {
     let mirror = capture.mirror();
     let is_asked = |namespace: &str, name: &str| capture.pods.contains(&(namespace.into(), name.into()));
     let skipped = report.skipped.iter().filter(|skipped| match (&skipped.mirror, &skipped.pod) {
         (Some(of), _) if *of == mirror => true,
-        // The pod may be wanted by another capture, too.
+        // Another capture may select the pod, too.
         (_, Some(pod)) if skipped.mirror.is_none() || skipped.is_of_capture() => {
             is_asked(&pod.namespace, &pod.name)
         }
@@ -355,7 +356,7 @@ fn problems(capture: &Capture, report: &Report) -> Vec<String> {
     said.collect()
 }
 
-/// The same where a Mirror says what the capture asks for.
+/// The same, for a Mirror.
 fn problems_of_mirror(capture: &Capture, report: &Report) -> Vec<String> {
     let mirror = Some(capture.mirror());
     let of = report.resources.iter().filter(|coverage| coverage.of.mirror == mirror);
@@ -370,16 +371,15 @@ fn problems_of_mirror(capture: &Capture, report: &Report) -> Vec<String> {
     said.collect()
 }
 
-/// Tells the agent that the program wants no more packets, and returns when none comes any more.
+/// Tells the agent to stop copying, and returns when no more packets can arrive.
 pub async fn let_go(agent: &mut UnixStream) -> anyhow::Result<()> {
     agent.write_all(b"-").await.context("cannot tell the agent that this is the end")?;
-    // The end of the connection.
+    // Waits for the end of the connection.
     let _ = agent.read_u8().await;
     Ok(())
 }
 
-/// Asks the agent at the other end for packets. Returns the connection, which keeps the ring in use, the ring, and the
-/// answer.
+/// Requests packets from the agent. Returns the connection, which keeps the ring in use, the ring, and the answer.
 ///
 /// # Errors
 ///

@@ -1,10 +1,10 @@
-//! The controller: sums up the MirrorNodes in the status of each Mirror, ClusterMirror and MirrorTarget.
+//! The controller: aggregates the MirrorNodes into the status of each Mirror, ClusterMirror and MirrorTarget.
 //!
 //! It watches these four kinds, and writes the statuses and the Events on Mirrors. It runs once in a cluster, touches
-//! no node, and decides nothing about packets: without it, everything but the summed status works. It keeps nothing but
-//! what it reads, so a controller that starts anew goes on at once. `kube::runtime::watcher` brings the objects; a list
-//! from the past does no harm here, because the next change replaces the sums. Of several controllers one works, the
-//! holder of the [`lease`].
+//! no node, and decides nothing about packets: without it, everything but the aggregated status works. It stores
+//! nothing beyond what it reads, so it can be restarted at any time. `kube::runtime::watcher` delivers the objects; a
+//! stale list does no harm here, because the next change replaces the sums. Among several replicas only the holder of
+//! the [`lease`] is active.
 
 mod book;
 mod kinds;
@@ -48,33 +48,33 @@ use crate::{events::message::Reporter, metrics::controller::ControllerMetrics};
 /// The field manager of server-side apply, and `reportingController` of the Events.
 const MANAGER: &str = "podmirror-controller";
 const REPORTER: &str = "podmirror.io/controller";
-/// How long to wait for the API server.
+/// Timeout for the API server.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// The pauses after a write that the server itself has refused or not answered: the first and the longest.
+/// The first and the longest pause after a write that the API server itself rejected or did not answer.
 const PAUSE: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
-/// How often the book is looked at for reports that have become too old, and for the metrics.
+/// Interval for expiring old reports and for updating the metrics.
 const TICK: Duration = Duration::from_secs(10);
-/// How many seconds a watch lasts.
+/// Duration of a watch, in seconds.
 const WATCH_SECONDS: u32 = 290;
-/// Most objects of a page of a list of resources. An object has 1.5 MB at most.
+/// Page size of a list of resources. An object has 1.5 MB at most.
 const PAGE: u32 = 16;
-/// The controller is unready if the API server has not answered for so long.
+/// The controller is unready if the API server has not answered for this long.
 const AWAY: Duration = Duration::from_secs(60);
 
-/// Which controller this is.
+/// The identity of a controller replica.
 #[derive(Debug, Clone)]
 pub struct Identity {
     /// The namespace of the Lease.
     pub namespace: String,
     /// The name of the Lease.
     pub lease: String,
-    /// The name by which this controller is known among others.
+    /// The name of this replica.
     pub holder: String,
-    /// How long the Lease holds without being renewed.
+    /// The duration of the Lease without renewal.
     pub duration: Duration,
 }
 
-/// When the API server has answered last.
+/// Time of the last answer of the API server.
 #[derive(Debug, Clone, Default)]
 pub struct Health(Arc<Mutex<Option<Instant>>>);
 
@@ -83,8 +83,8 @@ impl Health {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
     }
 
-    /// Ready if the API server has answered lately, whether this controller works or waits for the Lease. Otherwise the
-    /// reason.
+    /// Ready if the API server has answered recently, whether this replica is active or waits for the Lease. Otherwise
+    /// returns the reason.
     pub fn ready(&self) -> Result<(), String> {
         match *self.0.lock().unwrap_or_else(PoisonError::into_inner) {
             None => Err("the API server has not answered yet".into()),
@@ -96,7 +96,7 @@ impl Health {
     }
 }
 
-/// Sums up while it holds the Lease, and waits for it otherwise. Ends at `stop`.
+/// Aggregates while it holds the Lease, and waits for it otherwise. Returns at `stop`.
 pub async fn run(
     client: Client,
     identity: Identity,
@@ -127,7 +127,7 @@ pub async fn run(
     }
 }
 
-/// Watches, and writes, for ever.
+/// Watches the objects and writes the statuses, forever.
 async fn sum_up(client: &Client, holder: &str, metrics: &ControllerMetrics) -> Infallible {
     let mut nodes = pin!(watch::<DeserializeGuard<MirrorNode>>(client, Config::default()));
     let mut mirrors = pin!(watch::<Object<Mirror>>(client, of_strangers()));
@@ -139,14 +139,14 @@ async fn sum_up(client: &Client, holder: &str, metrics: &ControllerMetrics) -> I
     let (mut pause_mirrors, mut pause_targets) = (Pause::new(), Pause::new());
     let mut next_tick = Instant::now() + TICK;
     loop {
-        // A right or a CRD that is missing for one book does not hold up the other one.
+        // A missing right or CRD for one book does not delay the other.
         let are_mirrors = of_nodes.is_complete && of_mirrors.is_complete && of_cluster.is_complete;
         let are_targets = of_nodes.is_complete && of_targets.is_complete;
         let due_mirror = books.mirrors.next().filter(|_| are_mirrors).map(|due| due.max(pause_mirrors.end));
         let due_target = books.targets.next().filter(|_| are_targets).map(|due| due.max(pause_targets.end));
         let due = due_mirror.into_iter().chain(due_target).min();
         tokio::select! {
-            // A burst of changes is taken in before anything is written.
+            // A burst of changes is read before anything is written.
             biased;
             Some(event) = nodes.next() => take_in_node(&mut books, &mut of_nodes, event),
             Some(event) = mirrors.next() => take_in(&mut books.mirrors, &mut of_mirrors, event),
@@ -176,12 +176,12 @@ async fn sum_up(client: &Client, holder: &str, metrics: &ControllerMetrics) -> I
     }
 }
 
-/// A list of objects that strangers write comes in small pages, because the server answers with whole objects.
+/// Objects that tenants write are listed in small pages, because the server answers with whole objects.
 fn of_strangers() -> Config {
     Config::default().page_size(PAGE)
 }
 
-/// When the next write of a book may be.
+/// The back-off between writes of a book.
 struct Pause {
     end: Instant,
     /// The next pause.
@@ -203,13 +203,13 @@ impl Pause {
     }
 }
 
-/// All that is known. Both books know all nodes.
+/// The state of the controller. Both books know all nodes.
 struct Books {
     mirrors: Book<Mirrors>,
     targets: Book<Targets>,
 }
 
-/// The objects of one kind, as the API server brings them.
+/// The stream of the objects of one kind.
 fn watch<K>(client: &Client, config: Config) -> impl Stream<Item = Event<K>> + use<K>
 where
     K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Send + 'static,
@@ -236,11 +236,11 @@ where
     })
 }
 
-/// What the watch of one kind has listed.
+/// The progress of the list of one kind.
 struct Listed<T> {
-    /// The names so far, while a list is not complete.
+    /// The names so far, while a list is incomplete.
     names: Option<BTreeSet<T>>,
-    /// There was a complete list.
+    /// A list was completed at least once.
     is_complete: bool,
 }
 
@@ -259,7 +259,7 @@ impl<T: Ord> Listed<T> {
         }
     }
 
-    /// The list is complete. Returns its names.
+    /// Marks the list as complete and returns its names.
     fn end(&mut self) -> BTreeSet<T> {
         self.is_complete = true;
         self.names.take().unwrap_or_default()
@@ -318,13 +318,12 @@ fn take_in<K: Watched>(book: &mut Book<K::Book>, listed: &mut Listed<Key<K>>, ev
     }
 }
 
-/// What came of a write.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Outcome {
     Written,
-    /// The server does not take this one: it may have gone.
+    /// The server rejects this write: the object may no longer exist.
     Refused,
-    /// The server takes none now.
+    /// The server accepts no writes now.
     Away,
 }
 
@@ -364,7 +363,7 @@ where
     let (parameters, object) = (PatchParams::apply(MANAGER).force(), Patch::Apply(object));
     let (outcome, error) = match timeout(PATIENCE, api.patch_status(name, &parameters, &object)).await {
         Ok(Ok(_)) => return Outcome::Written,
-        // 404: it has gone. 409: another one has its name. 400, 422: the CRD is of another version.
+        // 404: deleted. 409: another object has its name. 400, 422: the CRD is of another version.
         Ok(Err(kube::Error::Api(status))) if matches!(status.code, 400 | 404 | 409 | 422) => {
             (Outcome::Refused, status.message)
         }
@@ -376,7 +375,8 @@ where
     outcome
 }
 
-/// Posts the Events that a written status gives reason for. One that is not taken is not posted: the status says the same.
+/// Posts the Events that follow from a written status. A rejected Event is not retried: the status has the same
+/// information.
 async fn tell(client: &Client, write: &Write<Mirrors>, holder: &str) {
     for message in tell::messages(write) {
         let by = Reporter { controller: REPORTER, instance: holder };

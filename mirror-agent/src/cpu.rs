@@ -1,10 +1,10 @@
-//! The time that a thread has taken of the CPU. The reconcile loop asks it how long its rounds are.
+//! The CPU time of a thread. The reconcile loop measures its rounds with it.
 
 use std::time::Duration;
 
 use nix::time::{ClockId, clock_gettime};
 
-/// What the calling thread has taken of the CPU so far.
+/// Returns the CPU time of the calling thread.
 pub(crate) fn time() -> Duration {
     // Linux has this clock for each thread. Without it, the loop makes no pauses.
     clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).map(Duration::from).unwrap_or_default()

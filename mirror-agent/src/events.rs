@@ -1,10 +1,10 @@
-//! Kubernetes Events on pods: that they are not mirrored, or not as they ask, and that a mirror has begun or ended.
+//! Kubernetes Events on pods: a pod is not mirrored, or not as requested; a mirror has begun or ended.
 //!
 //! This module reads the loop's reports and nothing else, and decides nothing about pods. An Event that cannot be
-//! posted delays nothing else. The Event of a problem is refreshed, as a series, as long as the problem holds: API
-//! servers forget Events after an hour by default. `kube::runtime::events` is not used: its Recorder names an Event by
-//! the time, so that each agent would post its own, and it forgets a series after six minutes. [`message`] is shared
-//! with `controller`.
+//! posted delays nothing else. The Event of a problem is refreshed, as a series, as long as the problem persists: API
+//! servers delete Events after an hour by default. `kube::runtime::events` is not used: its Recorder names an Event by
+//! the time, so that each agent would post its own, and it drops a series after six minutes. [`message`] is shared with
+//! `controller`.
 
 pub(crate) mod message;
 mod news;
@@ -33,14 +33,14 @@ use crate::{
     select::{Attachment, Skipped, Why},
 };
 
-/// `reportingController` of our Events.
+/// `reportingController` of the agent's Events.
 const CONTROLLER: &str = "podmirror.io/mirror-agent";
-/// How long to wait for the API server.
+/// Timeout for the API server.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// Most Events on a pod at a time.
+/// Maximum number of Events on a pod at a time.
 const MOST: usize = 8;
 
-/// A fact that the author of a pod should know.
+/// A fact for the author of a pod.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 struct Fact {
     pod: PodId,
@@ -49,17 +49,17 @@ struct Fact {
     note: String,
 }
 
-/// How a fact is told.
+/// How a fact is posted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Kind {
-    /// A warning, as long as it holds.
+    /// A warning, refreshed as long as the fact holds.
     Problem,
-    /// Once.
+    /// Posted once.
     News,
 }
 
 impl Fact {
-    /// The same for the same text, with every version of the agent and of its compiler.
+    /// A digest that is stable across versions of the agent and of its compiler.
     fn digest(&self) -> u64 {
         let Self { pod: PodId { uid, namespace, name }, kind: _, reason, note } = self;
         digest([uid, namespace, name, reason, note])
@@ -83,11 +83,10 @@ impl Fact {
     }
 }
 
-/// Posts an Event for each problem in a report, and refreshes the Event as long as the report holds the problem. Posts
-/// another one when mirrors of a pod have begun or ended. Never ends. `node` is the name by which this agent is known
-/// among others.
+/// Posts an Event for each problem in a report, and refreshes the Event as long as the report contains the problem.
+/// Posts another one when mirrors of a pod have begun or ended. Never returns. `node` is the name of this agent's node.
 ///
-/// An Event that could not be posted is tried again at growing intervals, as long as the reports give reason for it.
+/// An Event that could not be posted is retried at growing intervals, as long as the reports contain its fact.
 pub async fn post(client: Client, node: String, mut reports: Reports) {
     let (mut outbox, mut news) = (Outbox::default(), News::default());
     let mut problems = BTreeSet::new();
@@ -154,33 +153,33 @@ async fn post_one(client: &Client, fact: &Fact, post: Post, node: &str) -> Outco
     answer
 }
 
-/// The meaning of an error for the Event.
+/// Classifies an error for the Event.
 fn answer(error: &kube::Error, post: Post) -> Outcome {
     let kube::Error::Api(status) = error else { return Outcome::Away };
     match (status.code, post) {
         (409, Post::Create) => Outcome::Exists,
         (404, Post::Refresh { .. }) => Outcome::Forgotten,
-        // 404: the namespace has gone. 400, 422: the server does not accept the object. 409: another client changed the
+        // 404: the namespace no longer exists. 400, 422: the server rejects the object. 409: another client changed the
         // Event first.
         (400 | 404 | 409 | 422, _) => Outcome::NotNow,
         (403, _) if is_terminating(status) => Outcome::NotNow,
-        // The agent may have only the right to create them.
+        // The agent may lack the right to update Events, and have only the right to create them.
         (403, Post::Refresh { .. }) => Outcome::NotNow,
-        // 401 is about this agent, the others about the server.
+        // 401 concerns this agent, the others concern the server.
         (401 | 429 | 500.., _) => Outcome::Away,
         _ => Outcome::Refused,
     }
 }
 
-/// The namespace is being deleted, and takes nothing new.
+/// Whether the namespace is being deleted, so that nothing can be created in it.
 fn is_terminating(status: &Status) -> bool {
     let causes = status.details.iter().flat_map(|details| &details.causes);
     causes.into_iter().any(|cause| cause.reason == "NamespaceTerminating")
 }
 
-/// The entries of a report that concern the authors of pods. A state that passes by itself while a pod starts is left
-/// out, like the fact that the default does not hold for a pod on the node's network, and the problems of ClusterMirrors,
-/// which are the administrator's.
+/// The facts of a report that concern the authors of pods. Left out: transient states while a pod starts, the fact that
+/// the default does not apply to a pod on the host network, and the problems of ClusterMirrors, which concern the
+/// administrator.
 fn tellable(report: &Report) -> BTreeSet<Fact> {
     let skipped = report.skipped.iter();
     let skipped = skipped.filter(|skipped| !skipped.is_of_capture() && !skipped.is_of_cluster_mirror());
@@ -191,7 +190,7 @@ fn tellable(report: &Report) -> BTreeSet<Fact> {
         | Why::NoSuchInterface
         | Why::NoSuchPod(_)
         | Why::TunnelInTunnel(_) => None,
-        // They have asked for it.
+        // The author has opted out.
         Why::OptedOut(_) => None,
         // Every node has such pods, and users do not expect them to be mirrored.
         Why::HostNetwork { is_asked: false } => None,
@@ -223,7 +222,7 @@ fn tellable(report: &Report) -> BTreeSet<Fact> {
         | Why::Bypassed(..)
         | Why::Removed(_)
         | Why::Uncut(..) => {
-            // Once for each kind of NIC, without the NIC's name: a pod can choose any number of names.
+            // One Event for each kind of NIC, without the NIC's name: a pod can choose any number of names.
             let is_of_kind = |why: &Why| {
                 matches!(
                     why,
@@ -248,7 +247,7 @@ fn tellable(report: &Report) -> BTreeSet<Fact> {
         note: bad.to_string(),
     });
     let mut facts: BTreeSet<_> = skipped.chain(bad).collect();
-    // A pod can give itself thousands of devices.
+    // A pod can create thousands of devices.
     let mut of_pod = BTreeMap::<_, usize>::new();
     facts.retain(|fact| {
         let number = of_pod.entry(fact.pod.clone()).or_default();
@@ -258,7 +257,7 @@ fn tellable(report: &Report) -> BTreeSet<Fact> {
     facts
 }
 
-/// The text with a capital letter at its beginning.
+/// Capitalizes the first letter of a text.
 fn capitalized(text: &str) -> String {
     let mut chars = text.chars();
     chars.next().map_or_else(String::new, |first| first.to_uppercase().chain(chars).collect())

@@ -1,7 +1,7 @@
-//! Whether the agent is ready, and whether its loop lives.
+//! Readiness of the agent, and liveness of its loop.
 //!
-//! Pure, but for [`until_hung`], which sleeps: the newest report, the state of the source and the time in; the answer
-//! out.
+//! Pure, except for [`until_hung`], which sleeps: the inputs are the newest report, the state of the source and the
+//! time.
 
 use std::{thread, time::Duration};
 
@@ -13,17 +13,17 @@ use crate::{
     report::{Report, Reports},
 };
 
-/// How long the source may be away before its pods are too old to speak of readiness.
+/// How long the source may be unreachable before the agent is unready.
 const AWAY: Duration = Duration::from_secs(60);
-/// How long one round may take.
+/// Maximum duration of a round.
 const ROUND: Duration = Duration::from_secs(180);
 
-/// Ready once everything that a complete list of pods asks for has been tried, and as long as the source has not been
-/// away for longer than a minute. Otherwise the reason.
+/// Ready once everything that a complete list of pods requests has been tried, and while the source has not been
+/// unreachable for longer than a minute. Otherwise returns the reason.
 ///
-/// Failures of single pods do not make the agent unready, nor do later failures: these are tried again, and the metrics
-/// show them. An installed mirror does not need the source, and the annotations of one pod's author must not stop a
-/// rolling update.
+/// Failures of single pods do not make the agent unready, nor do later failures: these are retried and visible in the
+/// metrics. Installed mirrors do not need the source, and the annotations of one pod's author must not stop a rolling
+/// update.
 pub fn ready(report: &Report, source: SourceState, now: Instant) -> Result<(), String> {
     if let SourceState::Away { since } = source
         && let away = now.saturating_duration_since(since)
@@ -41,7 +41,7 @@ pub fn ready(report: &Report, source: SourceState, now: Instant) -> Result<(), S
     Err(format!("the first round has not succeeded yet: {}", failure.replace('\n', " ")))
 }
 
-/// Alive as long as rounds end: the loop makes at least one round each [`TICK`]. Depends on no other process.
+/// Alive as long as rounds end: the loop runs at least one round each [`TICK`]. Depends on no other process.
 pub fn alive(report: &Report, now: Instant) -> Result<(), String> {
     let silence = now.saturating_duration_since(report.at);
     if silence > TICK + ROUND {
@@ -50,7 +50,7 @@ pub fn alive(report: &Report, now: Instant) -> Result<(), String> {
     Ok(())
 }
 
-/// Looks at the newest report from time to time. Returns when the loop hangs, with the reason.
+/// Checks the newest report at intervals. Returns when the loop hangs, with the reason.
 pub fn until_hung(reports: &Reports, interval: Duration) -> String {
     loop {
         if let Err(reason) = alive(&reports.borrow(), Instant::now()) {

@@ -1,4 +1,5 @@
-//! The agent of podmirror: finds the chosen pods' devices, keeps the tap programs on them, and reports the results.
+//! The agent of podmirror: finds the selected pods' devices, attaches the tap programs to them, and reports the
+//! results.
 //!
 //! ```text
 //! pods/   what pods there are ─┐

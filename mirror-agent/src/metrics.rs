@@ -1,8 +1,8 @@
 //! The metrics, in Prometheus' text format.
 //!
-//! Packets, bytes and the state of the mirror are read from the pinned maps and the newest report at each scrape. Only
+//! Packets, bytes and the state of the mirrors are read from the pinned maps and the newest report at each scrape. Only
 //! events without a lasting state (durations, failures) are counted as they happen, by the loop and the source of pods.
-//! This module cannot change the mirror. Those of the controller are in [`controller`].
+//! This module cannot change any mirror. The metrics of the controller are in [`controller`].
 
 pub mod controller;
 
@@ -27,12 +27,12 @@ use crate::{
 /// The content type of [`Metrics::text`].
 pub const CONTENT_TYPE: &str = prometheus::TEXT_FORMAT;
 
-/// Upper bounds in seconds: one hook takes milliseconds, a round over a full node some seconds.
+/// Histogram bounds in seconds: one hook takes milliseconds, a round on a full node some seconds.
 const SECONDS: [f64; 13] = [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0];
-/// Labels of the counters of packets.
+/// Labels of the packet counters.
 const PACKET_LABELS: [&str; 7] = ["namespace", "pod", "nic", "mirror", "target", "direction", "verdict"];
 
-/// The counters that the loop and the source of pods raise as events happen.
+/// The counters that the loop and the source of pods increment.
 #[derive(Debug, Clone)]
 pub struct LoopMetrics {
     round: Histogram,
@@ -43,7 +43,7 @@ pub struct LoopMetrics {
 }
 
 impl LoopMetrics {
-    /// Everything at zero.
+    /// Creates the metrics, all zero.
     pub fn new() -> prometheus::Result<Self> {
         let op_failures = IntCounterVec::new(
             Opts::new("podmirror_op_failures_total", "Changes of the kernel's state that failed, by kind."),
@@ -73,17 +73,17 @@ impl LoopMetrics {
         })
     }
 
-    /// A round took this long.
+    /// Records the duration of a round.
     pub fn round(&self, took: Duration) {
         self.round.observe(took.as_secs_f64());
     }
 
-    /// A new tap stands, this long after the event that woke the loop.
+    /// Records the time from the event that woke the loop to the installation of a new tap.
     pub fn new_tap(&self, after: Duration) {
         self.event_to_tap.observe(after.as_secs_f64());
     }
 
-    /// An op took this long, and failed or not.
+    /// Records the duration of an op, and whether it failed.
     pub fn op(&self, op: &Op, took: Duration, has_failed: bool) {
         if has_failed {
             self.op_failures.with_label_values(&[op.name()]).inc();
@@ -92,7 +92,7 @@ impl LoopMetrics {
         }
     }
 
-    /// The watch of this name, of the source of pods, begins again.
+    /// Counts a restart of a watch of the source of pods.
     pub fn watch_restart(&self, watch: &str) {
         self.watch_restarts.with_label_values(&[watch]).inc();
     }
@@ -100,14 +100,14 @@ impl LoopMetrics {
 
 /// All metrics.
 pub struct Metrics {
-    /// The counters that are raised as events happen.
+    /// The counters that are incremented as events happen.
     counted: Registry,
     maps: Mutex<Reader>,
     reports: Reports,
 }
 
 impl Metrics {
-    /// The metrics of a loop, its reports and the maps.
+    /// Creates the metrics of a loop, its reports and the maps.
     pub fn new(of_loop: &LoopMetrics, reports: Reports, maps: Reader) -> prometheus::Result<Self> {
         let LoopMetrics { round, attach, event_to_tap, op_failures, watch_restarts } = of_loop;
         let build = IntGaugeVec::new(
@@ -126,7 +126,7 @@ impl Metrics {
         Ok(Self { counted, maps: Mutex::new(maps), reports })
     }
 
-    /// The text of all metrics, with the present values.
+    /// Returns the text of all metrics, with the present values.
     pub fn text(&self) -> anyhow::Result<String> {
         let now = Registry::new();
         let readout = self.maps.lock().unwrap_or_else(PoisonError::into_inner).read()?;
@@ -151,7 +151,7 @@ fn gauge(registry: &Registry, name: &str, help: &str, value: usize) -> prometheu
     register(registry, &gauge)
 }
 
-/// The counters of copies that are not as asked for: packets, and the bytes by which they differ.
+/// The counters of copies whose length is not as requested: packets, and the bytes by which they differ.
 fn misfit_counters(misfit: Misfit) -> prometheus::Result<[IntCounterVec; 2]> {
     let (copies, bytes) = match misfit {
         Misfit::Cut => {
@@ -167,7 +167,7 @@ fn misfit_counters(misfit: Misfit) -> prometheus::Result<[IntCounterVec; 2]> {
     Ok([counters("packets", copies)?, counters("bytes", bytes)?])
 }
 
-/// The values from the maps, and what the devices of the targets have dropped. `drops`: of each device, by name.
+/// Registers the values from the maps. `drops`: the packets dropped by the targets' devices, by device name.
 fn register_state(
     registry: &Registry,
     readout: &Readout,
@@ -188,7 +188,7 @@ fn register_state(
     let mut networks = BTreeMap::new();
     for TapReadout { owner, sessions, .. } in taps {
         let (namespace, pod) = owner.pod.as_ref().map_or(("", ""), |pod| (&pod.namespace, &pod.name));
-        // A capture would be a new series each time. The program that reads it shows its counts.
+        // A capture would be a new series each time. The program that reads it shows its counters.
         let mut mirrors = sessions.iter().filter(|session| !session.mirror.0.is_capture()).peekable();
         if let (Some(network), Some(_)) = (&owner.network, mirrors.peek()) {
             networks.insert([namespace, pod, &owner.nic], network);
@@ -221,7 +221,7 @@ fn register_state(
     again.inc_by(*copied_again);
     register(registry, &again)?;
     misfits.values().flatten().try_for_each(|counters| register(registry, counters))?;
-    // Most NICs have none, so it is no label of the counters.
+    // Most NICs have no network annotation, so it is not a label of the counters.
     let info = IntGaugeVec::new(
         Opts::new("podmirror_nic_info", "1, and the network of a NIC, as the pod's annotation says."),
         &["namespace", "pod", "nic", "network"],
@@ -259,7 +259,7 @@ fn register_state(
     )
 }
 
-/// The values from the report of the last round.
+/// Registers the values from the report of the last round.
 fn register_report(registry: &Registry, report: &Report) -> prometheus::Result<()> {
     let Report {
         at: _,
@@ -305,7 +305,7 @@ fn register_report(registry: &Registry, report: &Report) -> prometheus::Result<(
         pods.with_label_values(&[reason]).set(i64::try_from(skipped.len()).unwrap_or(i64::MAX));
     }
     register(registry, &pods)?;
-    // Two series for each NIC: the state is a label, and the others have no series.
+    // Two series for each NIC: the present state is a label, and other states have no series.
     let states = IntGaugeVec::new(
         Opts::new(
             "podmirror_nic_coverage",

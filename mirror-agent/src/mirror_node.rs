@@ -1,10 +1,11 @@
-//! The node's `MirrorNode`: what came of the Mirrors, ClusterMirrors and MirrorTargets on this node.
+//! The node's `MirrorNode`: the state of the Mirrors, ClusterMirrors and MirrorTargets on this node.
 //!
 //! This module reads the loop's reports and the counters, and changes nothing on the node. The loop does not wait for
-//! it. A change is written at once on a quiet node, and after at most [`PACE`] on any other; counters alone once in
-//! [`COUNTS_PACE`]: so a cluster of 5000 nodes with busy mirrors writes 83 objects a second. A report on a Mirror or
-//! MirrorTarget is written again once in [`REPEAT`] without news, so that the controller can tell it from the report of
-//! a node whose agent is gone. The object goes with its Node, and is written again if the Node comes back.
+//! it. A change is written at once on a quiet node, and after at most [`PACE`] on any other; changes of counters only,
+//! once in [`COUNTS_PACE`]: so a cluster of 5000 nodes with busy mirrors writes 83 objects a second. An unchanged
+//! report on a Mirror or MirrorTarget is written again once in [`REPEAT`], so that the controller can distinguish it
+//! from the report of a node without an agent. The object is deleted with its Node, and written again if the Node is
+//! created again.
 
 mod summary;
 
@@ -25,38 +26,38 @@ use tracing::debug;
 use self::summary::{Counts, summary};
 use crate::{dataplane::readout::Reader, pace::Pace, report::Reports};
 
-/// The time between two writes if something changes all the time, and the first pause after a write that has failed.
+/// The average time between two writes under constant changes, and the first pause after a failed write.
 const PACE: Duration = Duration::from_secs(10);
 /// The shortest time between two writes: changes seldom come alone.
 const SETTLE: Duration = Duration::from_secs(1);
 /// The shortest time between two writes if only counters have changed.
 const COUNTS_PACE: Duration = Duration::from_secs(60);
-/// After so long without a write, a report on a Mirror or MirrorTarget is written again. A third of the time after which
-/// the controller does not count it any more.
+/// After this time without a write, a report on a Mirror or MirrorTarget is written again: a third of the time after
+/// which the controller ignores it.
 const REPEAT: Duration = Duration::from_secs(300);
-/// How often it is asked whether the object is still there. The server answers out of its memory.
+/// Interval for checking that the object still exists. The server answers from its cache.
 const LOOK: Duration = Duration::from_secs(30);
-/// The longest pause after a write that has failed.
+/// The longest pause after a failed write.
 const LONGEST_PAUSE: Duration = Duration::from_secs(300);
-/// How long to wait for the API server.
+/// Timeout for the API server.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// The field manager of server-side apply.
 const MANAGER: &str = "mirror-agent";
-/// Where a token says which node its pod runs on.
+/// The prefix of the token's claims about the node of its pod.
 const NODE_CLAIM: &str = "authentication.kubernetes.io/node-";
 
 /// The last state that was written.
 struct Written {
-    /// When counters were compared with it last.
+    /// When counters were last compared with it.
     at: Instant,
     /// When it was sent.
     sent: Instant,
     status: MirrorNodeStatus,
-    /// The same without counts.
+    /// The same status without counters.
     bare: MirrorNodeStatus,
 }
 
-/// Writes the MirrorNode of `node` when it has changed. Ends with the loop.
+/// Writes the MirrorNode of `node` when it has changed. Returns when the loop ends.
 pub async fn write(client: Client, node: String, reports: Reports, mut reader: Reader) {
     let counts = move || summary::counts(&mut reader);
     write_with(client, node, reports, counts).await;
@@ -94,7 +95,7 @@ async fn write_with(
         if !is_news && written.as_ref().is_some_and(|written| now < written.at + COUNTS_PACE) {
             continue;
         }
-        // Without counters the rest is still worth telling.
+        // Without counters, the rest is still written.
         let status = summary(&report, &counts().unwrap_or_default());
         let is_told = |written: &Written| {
             written.status == status && (is_empty(&status) || now < written.sent + REPEAT)
@@ -115,7 +116,7 @@ async fn write_with(
                 }
                 next = pace.next().map_or(next, |turn| turn.max(next));
             }
-            // The cluster may lack the CRD, or the agent the right: both are logged where Mirrors are read.
+            // The cluster may lack the CRD, or the agent the right: both are logged by the reader of Mirrors.
             Ok(Err(error)) => {
                 debug!(node, error = mirror_client::in_words(&error), "cannot write the MirrorNode");
             }
@@ -132,32 +133,32 @@ fn is_empty(status: &MirrorNodeStatus) -> bool {
     status.mirrors.is_empty() && status.targets.is_empty()
 }
 
-/// Whether somebody has deleted the object. If that cannot be told, the next write will.
+/// Whether the object was deleted. If the server does not answer, the next write will show it.
 async fn is_missing(client: &Client, node: &str) -> bool {
     let api = Api::<MirrorNode>::all(client.clone());
     let answer = timeout(PATIENCE, api.get_metadata_with(node, &GetParams::any())).await;
     matches!(answer, Ok(Err(kube::Error::Api(error))) if error.code == 404)
 }
 
-/// The Node that owns the object, so that it goes with the Node.
+/// The Node as the owner of the object, so that the object is deleted with the Node.
 #[derive(Default)]
 struct Owner {
-    /// The UID of the Node, in the object that was made.
+    /// The UID of the Node that owns the existing object.
     uid: Option<String>,
-    /// The same in the object that has gone: perhaps with its Node, which has another UID when it comes back. The agent's
-    /// token has the old one until it is renewed, and Kubernetes deletes an object with such an owner at once. So until then
-    /// the object has no owner.
+    /// The UID of the Node that owned the deleted object. It may have been deleted with its Node, which has another UID
+    /// when it is created again. The agent's token has the old UID until it is renewed, and Kubernetes deletes an
+    /// object with such an owner at once. So until then the object has no owner.
     gone: Option<String>,
 }
 
 impl Owner {
-    /// The owner of an object that is made now.
+    /// The owner for an object that is created now.
     async fn now(&self, client: &Client, node: &str) -> Option<String> {
         node_uid(client, node).await.filter(|uid| self.gone.as_ref() != Some(uid))
     }
 }
 
-/// Writes the status with the time, and makes the object first if there is none.
+/// Writes the status with the time, and creates the object first if it does not exist.
 async fn put(client: &Client, node: &str, status: &MirrorNodeStatus, owner: &mut Owner) -> kube::Result<()> {
     let api = Api::<MirrorNode>::all(client.clone());
     let apply = PatchParams::apply(MANAGER).force();
@@ -197,8 +198,7 @@ async fn put(client: &Client, node: &str, status: &MirrorNodeStatus, owner: &mut
     }
 }
 
-/// The UID of the Node: the token of the agent's pod has it. An agent with another way to prove itself writes an object
-/// without an owner.
+/// The UID of the Node, from the token of the agent's pod. With other credentials, the object has no owner.
 async fn node_uid(client: &Client, node: &str) -> Option<String> {
     let api = Api::<SelfSubjectReview>::all(client.clone());
     let review = api.create(&PostParams::default(), &SelfSubjectReview::default()).await;

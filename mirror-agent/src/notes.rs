@@ -1,6 +1,6 @@
-//! [`Notes`] over the agent's socket: the agent's knowledge that is in no map, for `mirror-agent status`.
+//! [`Notes`] over the agent's socket: the agent's state that is in no map, for `mirror-agent status`.
 //!
-//! They go to root alone (`dataplane::lock` has the socket), as JSON that ends with the connection. A
+//! Only root can read them (`dataplane::lock` has the socket). The format is JSON, up to the end of the connection. A
 //! client cannot send a request or change anything. Served by `cmd::run` and `cmd::attach`, read by `cmd::status`.
 
 use std::{
@@ -20,9 +20,9 @@ use crate::{
     select::Unasked,
 };
 
-/// How long to wait for the other side.
+/// Timeout for the other side.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// Most bytes that are read: many times the size of the notes on the fullest node.
+/// Maximum number of bytes read: many times the size of the notes on the fullest node.
 const MOST_BYTES: usize = 16 << 20;
 
 impl From<&Report> for Notes {
@@ -80,8 +80,8 @@ impl From<&Judged> for DirectionCoverage {
     }
 }
 
-/// Writes the notes to each client that connects, for ever: the newest report, and the other problems. Must be called
-/// within the runtime.
+/// Spawns the server, which runs forever: it writes the notes, from the newest report and the other problems, to each
+/// client that connects. Must be called within the runtime.
 pub fn serve(
     listener: UnixListener,
     reports: Reports,
@@ -92,7 +92,7 @@ pub fn serve(
     tokio::spawn(async move {
         loop {
             let Ok((mut stream, _)) = listener.accept().await else {
-                // For example, there are no descriptors left. Other parts of the agent need them more.
+                // For example, no descriptors are left. Other parts of the agent need them more.
                 tokio::time::sleep(PATIENCE).await;
                 continue;
             };
@@ -111,13 +111,13 @@ pub fn serve(
     Ok(())
 }
 
-/// The notes of the agent at the other end; `None`: no valid notes came in time and within [`MOST_BYTES`], as from a
+/// Reads the notes of the agent; `None`: no valid notes arrived in time and within [`MOST_BYTES`], for example from a
 /// `cleanup`.
 pub fn read(agent: UnixStream) -> Option<Notes> {
     read_within(agent, PATIENCE, MOST_BYTES)
 }
 
-/// Both bounds hold for the whole answer: a sender of single bytes with pauses is too slow as well.
+/// Both bounds apply to the whole answer: a sender of single bytes with pauses is too slow as well.
 fn read_within(mut agent: UnixStream, patience: Duration, most_bytes: usize) -> Option<Notes> {
     let end = Instant::now() + patience;
     let mut text = Vec::new();
@@ -160,7 +160,7 @@ mod tests {
         let length = serde_json::to_vec(&Notes::default()).unwrap().len();
         assert_eq!(read_from(length, all).0, Some(Notes::default()));
         assert_eq!(read_from(length - 1, all).0, None, "too long");
-        // For ever, until the reader has hung up.
+        // Sends forever, until the reader has disconnected.
         assert_eq!(read_from(1 << 20, |mut agent| while agent.write_all(&[b' '; 4096]).is_ok() {}).0, None);
         let (notes, took) = read_from(1 << 20, |mut agent| {
             while agent.write_all(b" ").is_ok() {

@@ -1,20 +1,20 @@
-//! [`Pace`]: how soon a change may be written: at once where changes are rare, and at intervals where they are not.
+//! [`Pace`]: a rate limit for writes: immediate while changes are rare, at intervals otherwise.
 //!
-//! A token bucket. Pure. The writer of the MirrorNode and the controller use it.
+//! A token bucket. Pure. Used by the writer of the MirrorNode and by the controller.
 
 use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// The writes that a quiet time saves up.
+/// The writes that accumulate during a quiet time.
 const BURST: u32 = 4;
 
-/// The pace of the writes of one object.
+/// The rate limit of the writes of one object.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Pace {
-    /// The time between two writes, on average.
+    /// The average time between two writes.
     every: Duration,
-    /// When the writes so far would be over, had each waited for its turn.
+    /// When the writes so far would have ended if each had waited for its interval.
     over: Option<Instant>,
 }
 
@@ -23,12 +23,12 @@ impl Pace {
         Self { every, over: None }
     }
 
-    /// Takes note of a write.
+    /// Counts a write.
     pub(crate) fn take(&mut self, now: Instant) {
         self.over = Some(self.over.map_or(now, |over| over.max(now)) + self.every);
     }
 
-    /// When the next write may be; `None`: at any time.
+    /// When the next write is allowed; `None`: now.
     pub(crate) fn next(&self) -> Option<Instant> {
         self.over?.checked_sub(self.every * (BURST - 1))
     }
@@ -45,8 +45,8 @@ mod tests {
     const EVERY: Duration = Duration::from_secs(10);
 
     proptest! {
-        /// In any time there are no more writes than its length allows, and those that were saved up. After a quiet time
-        /// nothing waits.
+        /// Over any period there are at most as many writes as its length allows, plus the accumulated ones. After a
+        /// quiet time no write waits.
         #[test]
         fn writes_are_bounded_and_the_first_ones_do_not_wait(wishes in vec(0..60_000_u64, 1..60)) {
             let (mut pace, begun) = (Pace::new(EVERY), Instant::now() + EVERY * 100);

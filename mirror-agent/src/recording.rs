@@ -1,4 +1,4 @@
-//! Keeps the packets of a ring buffer: in one file, in a rotation of files, or on standard output, as pcapng.
+//! Writes the packets of a ring buffer as pcapng: to one file, to rotating files, or to standard output.
 //!
 //! ```text
 //! record ─► frames (mirror_core::frame) ─► block (mirror_core::pcapng) ─► store ─┬─ memory   (pure)
@@ -6,17 +6,16 @@
 //!                                                                                └─► output  (the file) ─► pipe
 //! ```
 //!
-//! `cmd::tail` and `cmd::capture` call it, from one thread: a batch of records, then [`Recorder::end_batch`]. It opens
-//! and writes files, and blocks while it does. It never waits for the reader of a pipe before the end of the recording:
-//! what the reader does not take stays in memory, and the caller hands over no more records while
-//! [`Recorder::is_stalled`]. It reads no ring, knows no pods, and decides nothing about a packet. It reads no clock
-//! either, but for [`Clock::now`].
+//! Called by `cmd::tail` and `cmd::capture` from one thread: a batch of records, then [`Recorder::end_batch`]. It opens
+//! and writes files, which blocks. It does not wait for the reader of a pipe before the end of the recording: unread
+//! blocks stay in memory, and the caller passes no more records while [`Recorder::is_stalled`]. It reads no ring, knows
+//! no pods, decides nothing about packets, and reads the clock in [`Clock::now`] only.
 //!
-//! Packets keep the order in which they come, although the times of different CPUs can be a little out of order in the
-//! ring. The order of a flow is that of the ring, and sorting by time could break it.
+//! Packets keep the order of the ring, although timestamps of different CPUs can be slightly out of order. The order
+//! within a flow is that of the ring, and sorting by time could break it.
 //!
-//! The memory of a recorder is bounded: by [`Kept`], by some MiB of descriptions, and by 64 KiB of blocks that are not
-//! written yet, with the segments of one record.
+//! The memory of a recorder is bounded: by [`Kept`], by some MiB of interface descriptions, and by 64 KiB of blocks
+//! that are not written yet, plus the segments of one record.
 
 use std::{collections::TryReserveError, fmt, io, os::fd::BorrowedFd, path::PathBuf, time::Duration};
 
@@ -47,67 +46,68 @@ mod store;
 
 pub use self::{snapshot::Snapshot, store::MAX_TIME_BYTES};
 
-/// Where and how the packets are kept.
+/// Destination and retention of a recording.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Plan {
-    /// Where they go.
+    /// Destination of the packets.
     pub destination: Destination,
-    /// Which of them are kept.
+    /// Which packets are kept.
     pub kept: Kept,
-    /// Frames stay as the kernel has them: super-frames whole, checksums unfinished. Otherwise they become frames as on
-    /// a wire ([`mirror_core::frame`]). A VLAN tag is put into the bytes in both cases.
+    /// Frames stay as in the kernel: super-frames whole, checksums unfinished. Otherwise they become frames as on a
+    /// wire ([`mirror_core::frame`]). A VLAN tag is put into the bytes in both cases.
     pub super_frames: bool,
-    /// The recording is complete after so many packets. The segments of a super-frame count, and so do packets that
-    /// have made room for newer ones.
+    /// The recording is complete after this number of packets. The segments of a super-frame count, and so do packets
+    /// that were replaced by newer ones.
     pub max_packets: Option<u64>,
 }
 
-/// Where packets go.
+/// Destination of packets.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Destination {
     /// Standard output.
     Stdout,
-    /// A file with this path. [`Kept::Files`] makes the names of its files from it. Otherwise the file is replaced when
-    /// the recording begins. Only its owner may read it (mode 0600), because packets are secrets.
+    /// The file with this path. [`Kept::Files`] derives the names of its files from it. Otherwise an existing file is
+    /// replaced when the recording begins. Its mode is 0600, because packets are confidential.
     File(PathBuf),
 }
 
-/// Which packets are kept, and where until they are written.
+/// Which packets are kept, and where they are until they are written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kept {
-    /// All of them. They are written at the end of each batch.
+    /// All packets. They are written at the end of each batch.
     All,
-    /// The first ones, in memory. They are written at the end. The recording is complete at the first packet that does
-    /// not fit.
+    /// The first packets, in memory. They are written at the end. The recording is complete at the first packet that
+    /// does not fit.
     First {
-        /// Most bytes of the file.
+        /// Maximum size of the file in bytes.
         bytes: u64,
     },
-    /// The newest ones, in memory. They are written at the end.
+    /// The newest packets, in memory. They are written at the end.
     Last(Bound),
     /// The newest files of a rotation, as with `dumpcap -b`. All packets are written at the end of each batch. The
-    /// files of `web.pcapng` are called `web_00001_20261122T051500.pcapng` and so on: their number, and the time in UTC
-    /// at which they begin. A file that exists already stays as it is, and the number after it is taken.
+    /// files of `web.pcapng` are named `web_00001_20261122T051500.pcapng` and so on, after their number and the UTC
+    /// time of their start. An existing file is not overwritten: its number is skipped.
     Files {
-        /// Most bytes of a file. A file always has one packet, and the descriptions of all interfaces.
+        /// Maximum size of a file in bytes. A file always has at least one packet, and the descriptions of all
+        /// interfaces.
         bytes: u64,
-        /// How many files are kept. The oldest one is removed when there would be more. 0 counts as 1.
+        /// Number of files to keep; the oldest one is removed when there would be more. 0 counts as 1.
         files: u32,
     },
 }
 
-/// What the newest packets are.
+/// The bound that defines the newest packets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Bound {
-    /// Those that fit into a file of so many bytes. The newest packet is always kept.
+    /// The packets that fit into a file of this many bytes. The newest packet is always kept.
     Bytes(u64),
-    /// Those that are at most so much older than the newest one, by the times of their records. They are also bounded
-    /// by [`MAX_TIME_BYTES`].
+    /// The packets that are at most this much older than the newest one, by the timestamps of their records. Also
+    /// bounded by [`MAX_TIME_BYTES`].
     Time(Duration),
 }
 
-/// One moment on two clocks. The times of all records are converted with the one at which the recording began, so a
-/// step of the wall clock during a recording is not in the file.
+/// One moment on two clocks. All timestamps are converted with the moment at which the recording began, so a step of
+/// the wall clock during a recording has no effect on the file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Clock {
     /// Nanoseconds since the epoch.
@@ -117,57 +117,57 @@ pub struct Clock {
 }
 
 impl Clock {
-    /// This moment.
+    /// The present moment.
     pub fn now() -> io::Result<Self> {
         let read = |clock| Ok::<_, io::Error>(Duration::from(clock_gettime(clock)?).as_nanos() as u64);
         Ok(Self { wall_ns: read(ClockId::CLOCK_REALTIME)?, monotonic_ns: read(ClockId::CLOCK_MONOTONIC)? })
     }
 
-    /// Nanoseconds since the epoch at another time of `CLOCK_MONOTONIC`.
+    /// Converts a time of `CLOCK_MONOTONIC` to nanoseconds since the epoch.
     fn wall_at(self, monotonic_ns: u64) -> u64 {
         self.wall_ns.saturating_add_signed(monotonic_ns.wrapping_sub(self.monotonic_ns) as i64)
     }
 }
 
-/// What the number of a session ([`RecordHead::serial`]) stands for: an interface of the file.
+/// A session ([`RecordHead::serial`]) as an interface of the file.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Source {
     /// The number of the session.
     pub serial: u32,
     /// The name of the interface, such as `shop/web eth0`.
     pub name: String,
-    /// What it is.
+    /// The description of the interface.
     pub description: String,
-    /// The filter of the session. What becomes of a super-frame is left out if it does not match, where the filter can say
-    /// something else of the super-frame itself ([`mirror_core::filter::differs_on_segments`]).
+    /// The filter of the session. The segments of a super-frame are filtered again if the filter can give another
+    /// answer for them than for the super-frame itself ([`mirror_core::filter::differs_on_segments`]).
     pub filter: Option<String>,
-    /// Anything else.
+    /// Further information.
     pub comment: Option<String>,
 }
 
-/// What was counted for a session since the recording began.
+/// The counters of a session since the recording began.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Counters {
-    /// The packets that it has matched.
+    /// Packets that the session matched.
     pub matched: u64,
-    /// Those of them for which the ring had no room.
+    /// Matched packets for which the ring had no room.
     pub lost: u64,
-    /// Those of them that a rate or a budget has kept out.
+    /// Matched packets that a rate or a budget refused.
     pub limited: u64,
 }
 
 /// Super-frames that are not in the file as they were on the wire.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Flaws {
-    /// Those that are longer than a record, and the bytes of them that are missing.
+    /// Super-frames longer than a record, and the number of their missing bytes.
     pub cut: (u64, u64),
-    /// Those that stay whole, because they would have too many segments.
+    /// Super-frames that stay whole, because they would have too many segments.
     pub whole: u64,
 }
 
 impl Flaws {
-    /// What is wrong with the frames of a record, for the file; nothing with most of them. A length that was asked for is
-    /// no flaw.
+    /// The flaws of a record's frames, as a comment for the file; `None` for most records. A snap length that was
+    /// configured is no flaw.
     fn of(head: &RecordHead, too_many: Option<usize>) -> (Self, Option<String>) {
         let missing =
             if head.captured >= MAX_CAPTURE { u64::from(head.len - head.captured.min(head.len)) } else { 0 };
@@ -200,29 +200,29 @@ impl fmt::Display for Flaws {
 /// Whether a recording takes more packets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Progress {
-    /// It does.
+    /// Further packets are accepted.
     GoesOn,
-    /// It does not: it is full, it has failed, or its reader has closed the pipe. The next step is
+    /// No further packets: the recording is full, it failed, or its reader closed the pipe. The next step is
     /// [`Recorder::finish`].
     Complete,
 }
 
-/// What has become of a recording.
+/// The result of a recording.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Summary {
-    /// Packets that were recorded. The segments of a super-frame count, and what a full disk did not take does not.
+    /// Recorded packets. The segments of a super-frame count; packets that a full disk did not take do not.
     pub packets: u64,
-    /// Those of them that have not made room for newer ones.
+    /// Recorded packets that were not replaced by newer ones.
     pub kept: u64,
-    /// Records of sessions that have no [`Source`]. They are in no file.
+    /// Records of sessions without a [`Source`]. They are in no file.
     pub unknown: u64,
     /// Super-frames that are not in the file as they were on the wire.
     pub flawed: Flaws,
-    /// The files, the oldest first. Standard output is none.
+    /// The files, the oldest first; empty for standard output.
     pub files: Vec<PathBuf>,
 }
 
-/// Why a recording cannot begin or go on.
+/// The reason why a recording cannot begin or continue.
 #[derive(Debug, thiserror::Error)]
 pub enum RecordingError {
     /// A file cannot be created.
@@ -233,7 +233,7 @@ pub enum RecordingError {
         /// The reason.
         error: io::Error,
     },
-    /// A file or standard output takes no more. What was written before stays readable.
+    /// A file or standard output accepts no more bytes. Everything written before stays readable.
     #[error("cannot write to {place}: {error}")]
     Write {
         /// The path of the file, or "standard output".
@@ -241,7 +241,7 @@ pub enum RecordingError {
         /// The reason.
         error: io::Error,
     },
-    /// The oldest file of a rotation cannot be removed. Without that the disk would fill up.
+    /// The oldest file of a rotation cannot be removed. To continue would fill up the disk.
     #[error("cannot remove {}, the oldest file: {error}", path.display())]
     Remove {
         /// The file.
@@ -249,20 +249,20 @@ pub enum RecordingError {
         /// The reason.
         error: io::Error,
     },
-    /// [`Kept::Files`] without a name that it could make the files' names from.
+    /// [`Kept::Files`] without a path to derive the file names from.
     #[error("several files need the path of a file to make their names from, as in web.pcapng")]
     NoName,
-    /// The packets would not fit into the memory.
+    /// The memory for the packets cannot be allocated.
     #[error("cannot get {bytes} bytes of memory for packets: {error}")]
     Memory {
-        /// The bytes that [`Kept`] asks for.
+        /// The size in bytes that [`Kept`] requires.
         bytes: u64,
         /// The reason.
         error: TryReserveError,
     },
 }
 
-/// So many interfaces without packets cost little.
+/// Up to this number of interfaces, those without packets are not removed: they cost little.
 const SOME_INTERFACES: usize = 256;
 
 /// A recording.
@@ -274,22 +274,22 @@ pub struct Recorder {
     wire: Wire,
     interfaces: Interfaces,
     store: Store,
-    /// The block of one packet. It is here so that its memory is used again.
+    /// The block of one packet. Kept here to reuse its memory.
     block: Vec<u8>,
     packets: u64,
     unknown: u64,
     progress: Progress,
-    /// Why the recording has failed, until the caller is told.
+    /// The failure of the recording, until it is returned to the caller.
     failure: Option<RecordingError>,
-    /// How many interfaces there are before unused ones are looked for.
+    /// Number of interfaces at which unused ones are removed next.
     most_interfaces: usize,
-    /// The number of the file that was saved last.
+    /// The number of the newest snapshot file.
     saved: u64,
 }
 
 impl Recorder {
-    /// Begins a recording. The file is created now, so that a wrong path does not come out at the end. `application` is
-    /// the program's name and version, for the file.
+    /// Begins a recording. Creates the file now, so that a wrong path is reported at once and not at the end.
+    /// `application` is the program's name and version, for the file.
     pub fn begin(plan: Plan, started: Clock, application: &str) -> Result<Self, RecordingError> {
         let interfaces = Interfaces::new(application, started.wall_ns);
         let store = Store::begin(plan.destination, plan.kept, &interfaces)?;
@@ -311,22 +311,22 @@ impl Recorder {
         })
     }
 
-    /// Adds an interface, at any time. The current file and all later ones have it. If the bytes of a file are bounded,
-    /// it takes room from the packets that come after it. A number that has a source already keeps it. When all
-    /// descriptions together have 8 MiB, further sources are left out, and their records are [`Summary::unknown`].
+    /// Adds an interface, at any time. The current file and all later ones contain it. If the size of a file is
+    /// bounded, the description reduces the room for later packets. A serial that has a source already keeps it. When
+    /// the descriptions reach 8 MiB, further sources are ignored, and their records are [`Summary::unknown`].
     pub fn add_source(&mut self, source: &Source) {
         let description = self.interfaces.add(source);
         let described = self.store.describe(description);
         self.note(described);
     }
 
-    /// Notes the newest counters of a session. The file has the last ones that were noted before its end.
+    /// Notes the newest counters of a session. A file contains the last ones that were noted before its end.
     pub fn note_counters(&mut self, serial: u32, counters: Counters) {
         self.interfaces.note_counters(serial, counters);
     }
 
-    /// Records a frame. `bytes` are what follows the head; what is behind [`RecordHead::captured`] is ignored. The next
-    /// [`end_batch`](Self::end_batch) says why if a failure completes the recording.
+    /// Records a frame. `bytes` follow the head; bytes beyond [`RecordHead::captured`] are ignored. If a failure
+    /// completes the recording, the next [`end_batch`](Self::end_batch) returns it.
     #[must_use]
     pub fn record(&mut self, head: &RecordHead, bytes: &[u8]) -> Progress {
         if self.progress == Progress::GoesOn {
@@ -336,15 +336,15 @@ impl Recorder {
         self.progress
     }
 
-    /// Writes what is due, as far as the reader of a pipe takes it. The recording is complete if that reader is gone,
-    /// also if nothing is due.
+    /// Writes what is due, as far as the reader of a pipe accepts it. The recording is complete if that reader closed
+    /// the pipe, even if nothing is due.
     pub fn end_batch(&mut self) -> Result<Progress, RecordingError> {
         let written = self.store.end_batch();
         self.note(written);
         self.failure.take().map_or(Ok(self.progress), Err)
     }
 
-    /// The pipe or socket that packets go to. When it takes more, it is time for [`end_batch`](Self::end_batch).
+    /// The pipe or socket of the output. When it is writable, [`end_batch`](Self::end_batch) can make progress.
     pub fn pipe(&self) -> Option<BorrowedFd<'_>> {
         self.store.output()?.pipe()
     }
@@ -354,20 +354,21 @@ impl Recorder {
         self.store.output().is_some_and(Output::is_pending)
     }
 
-    /// Whether so many blocks wait for the reader of the pipe that records should stay where they are.
+    /// Whether the buffer of blocks for the reader of the pipe is full, so that the caller should leave records in the
+    /// ring.
     pub fn is_stalled(&self) -> bool {
         self.store.output().is_some_and(Output::is_stalled)
     }
 
-    /// The end is near: from now on, each write waits for the reader of the pipe. It is a failure if the reader takes
-    /// nothing for some seconds.
+    /// From now on, each write waits for the reader of the pipe. The recording fails if the reader takes nothing for
+    /// some seconds. Called near the end of the recording.
     pub fn wait_for_reader(&mut self) {
         self.store.wait_for_reader();
     }
 
     /// Writes the rest, and the counters of each interface. It [waits](Self::wait_for_reader) for the reader of a pipe.
-    /// `ended_ns` is the end of the recording on `CLOCK_MONOTONIC`. After a failure nothing more is written: the failure is told here, if
-    /// [`end_batch`](Self::end_batch) has not told it.
+    /// `ended_ns` is the end of the recording on `CLOCK_MONOTONIC`. After a failure nothing more is written, and the
+    /// failure is returned unless [`end_batch`](Self::end_batch) has returned it already.
     pub fn finish(self, ended_ns: u64) -> Result<Summary, RecordingError> {
         let finished = self.store.finish(&self.interfaces, self.packets, self.started.wall_at(ended_ns));
         if let Some(failure) = self.failure {
@@ -403,7 +404,7 @@ impl Recorder {
                 continue;
             }
             self.block.clear();
-            // At the first frame alone: a comment can be as long as a short frame.
+            // On the first frame only: a comment can be as long as a short frame.
             let comment = comment.take();
             Packet { interface, time_ns, bytes, len, direction, lost: None, comment: comment.as_deref() }
                 .write(&mut self.block);
@@ -418,7 +419,7 @@ impl Recorder {
         Ok(Progress::GoesOn)
     }
 
-    /// Notes how far the recording is.
+    /// Notes whether the recording is complete or has failed.
     fn note(&mut self, outcome: Result<Progress, RecordingError>) {
         match outcome {
             Ok(Progress::GoesOn) => {}
@@ -431,7 +432,7 @@ impl Recorder {
     }
 }
 
-/// The direction as an interface has it. That of a record is seen from the pod, whose interface this is.
+/// The direction as seen from the interface. That of a record is seen from the pod, which owns the interface.
 fn direction(direction: u16) -> Option<Direction> {
     const INGRESS: u32 = verdict::Direction::Ingress as u32;
     const EGRESS: u32 = verdict::Direction::Egress as u32;

@@ -1,8 +1,8 @@
 //! [`Report`]: the result of a round of the loop, for the rest of the agent.
 //!
 //! Data only. The loop publishes a report at the end of each round, and after each reading of the NICs' counters. The
-//! readers (metrics, readiness, events, conditions) take the newest one, or compare it with the one before. No reader sends
-//! an answer to the loop.
+//! readers (metrics, readiness, events, conditions) use the newest one, or compare it with the one before. No reader
+//! answers the loop.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -27,69 +27,70 @@ pub type Reports = watch::Receiver<Arc<Report>>;
 /// The result of a round.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Report {
-    /// When the round ended; before the first one, when the loop was made.
+    /// When the round ended; for the initial report, when the loop was created.
     pub at: Instant,
     /// There was a complete list of pods.
     pub is_listed: bool,
-    /// This round, or one before it, had a complete list of pods and no failure.
+    /// This round, or an earlier one, had a complete list of pods and no failure.
     pub is_reconciled: bool,
-    /// The programs that read packets and that a round knew which has done all its work, by their rings.
+    /// The rings of the programs that read packets and whose sessions are fully installed by a round.
     pub rings: BTreeSet<RingId>,
-    /// Taps that are wanted.
+    /// The number of wanted taps.
     pub wanted: usize,
     /// The wanted taps that are installed, as far as this round has seen. Without a list of pods: the taps that an
-    /// earlier agent has left.
+    /// earlier agent left.
     pub attached: usize,
-    /// The pods and interfaces that are selected but not tapped. A round that could not read the devices leaves this
-    /// set unchanged.
+    /// The selected pods and interfaces without a tap. A round that could not read the devices keeps this set
+    /// unchanged.
     pub skipped: BTreeSet<Skipped>,
-    /// The pods and tunnels to which nothing can be copied, and why.
+    /// The pods and tunnels that cannot receive copies, with the reason.
     pub unreached: BTreeMap<TargetName, String>,
-    /// The targets that this round could not write, and why. These are among the failures, too.
+    /// The targets that this round could not write, with the reason. They are in `failures`, too.
     pub unwritten: BTreeMap<TargetName, String>,
-    /// The targets that take no copies now, and why: these, and those whose device is down or not there. Empty before the
-    /// first round.
+    /// The targets that accept no copies now, with the reason: those above, and those whose device is down or missing.
+    /// Empty before the first round.
     pub down: BTreeMap<TargetName, String>,
-    /// The pods of the list, and why no mirror of a pod is asked for; `None`: there was no complete list.
+    /// The listed pods, each with the reason if no mirror is requested for it; `None` without a complete list.
     pub pods: Option<BTreeMap<PodId, Option<Unasked>>>,
-    /// The tapped NICs of pods, and whether their taps see what they carry. Newer than the round: it follows the counters.
+    /// The tapped NICs of pods, and whether their taps see all of their packets. Newer than the round: updated with the
+    /// counters.
     pub coverage: BTreeMap<Device, NicCoverage>,
-    /// The Mirrors and ClusterMirrors that select pods of this node, and what came of each.
+    /// The Mirrors and ClusterMirrors that select pods of this node, with their state.
     pub resources: Vec<Coverage>,
-    /// The mirrors that are wanted.
+    /// The wanted mirrors.
     pub mirrors: Mirrors,
-    /// Those that an earlier agent had left when this one looked first.
+    /// The mirrors of an earlier agent that existed when this agent started.
     pub found: Arc<Mirrors>,
-    /// The MirrorTargets, and what each is on this node; none before there is a list.
+    /// The MirrorTargets and their state on this node; none before the first list.
     pub targets: Vec<Standing>,
-    /// The Mirrors that have a stream, and who may read it.
+    /// The Mirrors with a stream, and the key of each.
     pub streams: BTreeMap<ResourceId, Keyed>,
-    /// The annotations that make no sense.
+    /// The invalid annotations.
     pub bad: BTreeSet<BadAnnotation>,
-    /// The operations that failed in this round, and will be tried again.
+    /// The operations that failed in this round; they are retried.
     pub failures: BTreeSet<String>,
 }
 
-/// The mirrors of pods, without those that a program reads itself.
+/// The mirrors of pods, without the captures of `tail` and `capture`.
 pub type Mirrors = BTreeMap<PodId, BTreeMap<MirrorId, Mirrored>>;
 
 /// A mirror of a pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Mirrored {
-    /// Where its copies go.
+    /// The target of its copies.
     pub target: TargetName,
-    /// An annotation, a Mirror or a ClusterMirror asks for it, and not the node's policy alone.
+    /// Requested by an annotation, a Mirror or a ClusterMirror, not only by the node's policy.
     pub is_asked: bool,
-    /// How far it has come.
+    /// Its progress.
     pub stage: Stage,
 }
 
-/// How far a mirror has come. That of a pod is the least of those of its NICs.
+/// The progress of a mirror. A pod's is the minimum of its NICs'.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Stage {
-    /// It is wanted, and does not stand.
+    /// It is wanted and not installed.
     Coming,
-    /// It stands.
+    /// It is installed.
     Stands,
     /// A limit has ended it.
     Ended(Ended),
@@ -98,13 +99,13 @@ pub enum Stage {
 /// A Mirror with a stream.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Keyed {
-    /// The UID of the Mirror: distinguishes it from one of the same name before it.
+    /// The UID of the Mirror: distinguishes it from an earlier one of the same name.
     pub uid: String,
-    /// The SHA-256 of the key that a reader must have.
+    /// The SHA-256 of the key that a reader must present.
     pub key_sha256: [u8; 32],
 }
 
-/// A NIC of a pod, and whether its tap sees what it carries.
+/// A NIC of a pod, and whether its tap sees all of its packets.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NicCoverage {
     /// The pod.
@@ -113,26 +114,26 @@ pub struct NicCoverage {
     pub nic: String,
     /// The name of the tapped device.
     pub device: String,
-    /// Why what reaches the pod is seen at the NIC, by a tap at the node's end of its veth; `None`: it is not.
+    /// Why ingress is seen at the NIC, by a tap on the node side of its veth; `None`: it is not.
     pub inside: Option<Reason>,
-    /// By direction.
+    /// The coverage of each direction.
     pub directions: [Judged; Direction::COUNT],
 }
 
-/// Whether a direction is covered.
+/// The coverage of a direction.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Judged {
     /// The state.
     pub state: State,
-    /// Since when.
+    /// When the state began.
     pub since: Instant,
-    /// Packets that the tap has seen since the loop began to compare.
+    /// Packets that the tap has seen since the comparison began.
     pub seen: u64,
-    /// Packets that the NIC has carried meanwhile.
+    /// Packets that the NIC has carried since then.
     pub carried: u64,
 }
 
-/// The report of a loop that has not looked at anything yet.
+/// The report before the first round.
 impl Default for Report {
     fn default() -> Self {
         Self {

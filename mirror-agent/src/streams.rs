@@ -1,4 +1,4 @@
-//! The stream endpoint: gives the packets of a Mirror with a stream to the program that has its key.
+//! The stream endpoint: sends the packets of a Mirror with a stream to the client that has its key.
 //!
 //! ```text
 //! program (`kubectl mirror`, by a port-forward)        agent
@@ -9,12 +9,12 @@
 //!                                                ◄─    the rest, with the counters; the end of the connection
 //! ```
 //!
-//! Each program gets a process `mirror-agent tail` of its own, with the connection as its standard output. So there is one
-//! way to make a recording, and a flood delays neither the loop nor a probe. A program that does not read has a full ring,
-//! and the taps count what is lost; after [`STALLED`] the kernel ends its connection.
+//! Each client gets its own `mirror-agent tail` process, with the connection as its standard output. So recordings are
+//! made in one way only, and a flood delays neither the loop nor a probe. If a client does not read, its ring fills up
+//! and the taps count the lost packets; after [`STALLED`] the kernel closes its connection.
 //!
-//! Anybody on the node can connect. Who has no key gets no byte, and has one of [`STRANGERS`] places for [`PATIENCE`] at
-//! most, of which the newest connection takes the oldest. `cmd::run` spawns [`run`].
+//! Anyone on the node can connect. At most [`STRANGERS`] unauthenticated connections exist, each for at most
+//! [`PATIENCE`]; a new one evicts the oldest. They receive no byte of a stream. [`run`] is spawned by `cmd::run`.
 
 use std::{
     collections::{BTreeSet, VecDeque},
@@ -53,36 +53,35 @@ use crate::{
     report::{Keyed, Report, Reports},
 };
 
-/// How many connections there are at once that have not shown a key.
+/// Maximum number of unauthenticated connections.
 const STRANGERS: usize = 16;
-/// How long a connection may take to show a key. A Mirror that was made just now reaches the agent meanwhile.
+/// Timeout for the key. A Mirror that was created just now reaches the agent meanwhile.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// How long a program may take nothing while there is something to take.
+/// Timeout of a client that reads nothing while there are bytes for it.
 const STALLED: Duration = Duration::from_secs(30);
-/// How long `tail` may take to end, with what is in its ring.
+/// Timeout for `tail` to end and to write the contents of its ring.
 const LAST_WORDS: Duration = Duration::from_secs(15);
-/// Most bytes of a request.
+/// Maximum length of a request in bytes.
 const MOST_BYTES: u64 = 1024;
-/// The wait until an address that could not be used is tried again.
+/// Delay before the next attempt to bind the address.
 const RETRY: Duration = Duration::from_secs(30);
-/// The pause after a connection could not be accepted, for want of descriptors or memory.
+/// Pause after `accept` failed, for example because descriptors or memory ran out.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// What a program asks for.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Request {
-    /// The Mirror, by namespace and name.
+    /// Namespace and name of the Mirror.
     mirror: String,
-    /// The key whose SHA-256 the Mirror has.
+    /// The key; the Mirror contains its SHA-256.
     key: String,
-    /// Frames stay as the kernel has them, as with `tail --super-frames`.
+    /// Frames stay as in the kernel, as with `tail --super-frames`.
     #[serde(default)]
     super_frames: bool,
 }
 
 impl Request {
-    /// The Mirror that is asked for, if the key is that of this Mirror.
+    /// Returns the requested Mirror if the key matches.
     fn admitted(&self, report: &Report) -> Option<(ResourceId, Keyed)> {
         let (namespace, name) = self.mirror.split_once('/')?;
         let id = ResourceId { namespace: Some(namespace.to_owned()), name: Name::of_resource(name).ok()? };
@@ -92,12 +91,12 @@ impl Request {
     }
 }
 
-/// The Mirrors whose streams are read now.
+/// The Mirrors whose streams are being read.
 #[derive(Clone, Default)]
 struct Places(Arc<Mutex<BTreeSet<ResourceId>>>);
 
 impl Places {
-    /// Takes the place of this Mirror until the result is dropped, or says why not.
+    /// Reserves this Mirror until the result is dropped, or returns why it is not available.
     fn take(&self, id: &ResourceId) -> Result<Place, String> {
         let mut all = self.all();
         if all.len() == MAX_CAPTURES as usize {
@@ -117,7 +116,7 @@ impl Places {
     }
 }
 
-/// A stream that is read.
+/// The reservation of a stream.
 struct Place {
     places: Places,
     id: ResourceId,
@@ -129,8 +128,8 @@ impl Drop for Place {
     }
 }
 
-/// Answers at `address` until the task is aborted. While the address cannot be used, the agent tries again. `bpffs` is
-/// that of the agent.
+/// Serves at `address` until the task is aborted. If the address cannot be bound, retries. `bpffs` is that of the
+/// agent.
 pub async fn run(address: SocketAddr, reports: Reports, bpffs: PathBuf) {
     let mut is_told = false;
     let listener = loop {
@@ -166,7 +165,7 @@ async fn serve(listener: TcpListener, reports: Reports, bpffs: Arc<Path>) {
                 }
                 let (reports, bpffs, places) = (reports.clone(), Arc::clone(&bpffs), places.clone());
                 strangers.push_back(tokio::spawn(meet(stream, reports, bpffs, places)).abort_handle());
-                // Many connections at once must not hold up the loop, nor each other.
+                // Many simultaneous connections must not delay the loop, nor each other.
                 tokio::task::yield_now().await;
             }
             Err(error) => {
@@ -177,7 +176,7 @@ async fn serve(listener: TcpListener, reports: Reports, bpffs: Arc<Path>) {
     }
 }
 
-/// A connection, until it has shown a key. Then another task goes on with it.
+/// Serves a connection until it is authenticated. Then another task continues.
 async fn meet(mut stream: TcpStream, mut reports: Reports, bpffs: Arc<Path>, places: Places) {
     let asked = timeout(PATIENCE, async {
         let mut line = String::new();
@@ -192,7 +191,7 @@ async fn meet(mut stream: TcpStream, mut reports: Reports, bpffs: Arc<Path>, pla
         let place = match places.take(&id) {
             Ok(place) => place,
             Err(why) => {
-                // A program that has gone gets no answer.
+                // A client that has disconnected gets no answer.
                 let _ = timeout(PATIENCE, stream.write_all(format!("{why}\n").as_bytes())).await;
                 return;
             }
@@ -205,7 +204,7 @@ async fn meet(mut stream: TcpStream, mut reports: Reports, bpffs: Arc<Path>, pla
     });
 }
 
-/// Gives the packets of a Mirror to a program, until one of both has gone.
+/// Sends the packets of a Mirror to a client, until the Mirror is deleted or the client disconnects.
 async fn give(
     mut stream: TcpStream,
     request: &Request,
@@ -235,8 +234,8 @@ async fn give(
 
 /// Starts `mirror-agent tail` with the connection as its standard output.
 fn tail(stream: &TcpStream, request: &Request, bpffs: &Path) -> anyhow::Result<Child> {
-    // Both processes have the connection in their own way of waiting. The writer asks whether the connection is ready, so
-    // it does not matter that it never blocks.
+    // Both processes share the connection, in non-blocking mode. The child polls the connection before it writes, so
+    // the mode does not matter.
     let output = stream.as_fd().try_clone_to_owned().context("cannot hand on the connection")?;
     let mut command = Command::new(env::current_exe().context("the path of this program")?);
     command.args(["tail", "--write", "-", "--mirror", &request.mirror, "--bpffs"]).arg(bpffs);

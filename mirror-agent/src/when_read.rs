@@ -1,8 +1,8 @@
-//! `--when-read`: no copies for a mirror interface that nobody reads.
+//! `--when-read`: no copies to a mirror interface without a reader.
 //!
-//! A thread looks for readers 50 times a second. As long as there are none, it tells the programs to copy nothing for
-//! the next [`LEASE`]. What it says ends by itself, so a late, stopped or killed agent never keeps copies from a reader: a
-//! reader gets copies at most [`LEASE`] after its socket is there. `cmd::run` and `cmd::attach` start the thread.
+//! A thread looks for readers 50 times a second. While there are none, it makes the programs copy nothing for the next
+//! [`LEASE`]. The lease expires by itself, so a late, stopped or killed agent never withholds copies from a reader: a
+//! reader gets copies at most [`LEASE`] after its socket was opened. `cmd::run` and `cmd::attach` start the thread.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -18,18 +18,18 @@ use crate::{
     model::Readable,
 };
 
-/// Between two looks.
+/// The interval between two looks.
 const PERIOD: Duration = Duration::from_millis(20);
-/// How many times as long as a look the pause after it is at least. A process of the node can open any number of packet
-/// sockets, and then looks take long. Copies are made meanwhile.
+/// The minimum pause after a look, as a multiple of its duration. A process of the node can open any number of packet
+/// sockets, which makes looks slow. Copies are made meanwhile.
 const PAUSE: u32 = 3;
-/// How long after a look nothing is copied, if there was no reader.
+/// How long after a look without a reader nothing is copied.
 const LEASE: Duration = Duration::from_millis(40);
-/// How long copies are made after the last reader was seen. The kernel lists sockets by their places in the list, so one
-/// look can miss a socket while others close. It cannot miss the same one in all looks of a second.
+/// How long copies are made after the last reader was seen. The kernel lists sockets by their position in a list, so
+/// one look can miss a socket while others close. It cannot miss the same one in all looks of a second.
 const LINGER: Duration = Duration::from_secs(1);
 
-/// Looks for readers of these mirror interfaces, as long as the process lives.
+/// Looks for readers of these mirror interfaces until the process ends.
 pub fn watch(unread: Unread) -> io::Result<()> {
     thread::Builder::new().name("when-read".to_owned()).spawn(move || {
         let (mut readers, mut is_told) = (Readers::default(), false);
@@ -55,19 +55,19 @@ fn look(unread: &Unread, readers: &mut Readers) -> anyhow::Result<()> {
     if mirrors.is_empty() {
         return Ok(());
     }
-    // Before the look: a socket that is opened later is a reader after the lease at the latest.
+    // The time is read before the look: a socket opened later is found by the end of the lease.
     let seen = Moment::now()?;
     let sockets = PacketSockets::open_now()?;
     let without = readers.without(&mirrors, |mirror| sockets.read(mirror), Instant::now());
     unread.withhold(&without, seen, LEASE)
 }
 
-/// When each mirror interface had a reader last.
+/// When each mirror interface last had a reader.
 #[derive(Default)]
 struct Readers(BTreeMap<Readable, Instant>);
 
 impl Readers {
-    /// The mirror interfaces that have had no reader for [`LINGER`]. One that was not known has had one just now.
+    /// The mirror interfaces without a reader for [`LINGER`]. A new one counts as just read.
     fn without(
         &mut self,
         mirrors: &BTreeSet<Readable>,
@@ -101,7 +101,7 @@ mod tests {
         Readable { device: IfIndex(8), other_end: Some(IfIndex(9)) },
     ];
 
-    /// What is there, what is read, and ms since the look before.
+    /// The existing interfaces, the read ones, and ms since the look before.
     type Look = ([bool; 2], [bool; 2], u64);
 
     fn looks() -> impl Strategy<Value = Vec<Look>> {
@@ -110,8 +110,8 @@ mod tests {
     }
 
     proptest! {
-        /// Over any history of looks: copies are withheld exactly from a mirror interface that was known for a second, while
-        /// no look found a reader of it.
+        /// Over any history of looks: copies are withheld exactly from a mirror interface that was known for a second
+        /// in which no look found a reader of it.
         #[test]
         fn a_reader_is_waited_for(looks in looks()) {
             let (mut readers, mut now, mut last) = (Readers::default(), Instant::now(), [None; 2]);

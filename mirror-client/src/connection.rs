@@ -1,9 +1,9 @@
-//! [`client`]: the client of the Kubernetes API, whose connections notice that the server is cut off.
+//! [`client`]: the client of the Kubernetes API, with connections that detect an unreachable server.
 //!
-//! A watch can be quiet for minutes, so a connection that nobody answers looks like one without news. The kernel finds out
-//! by TCP's own probes, which wake neither the agent nor the API server's watch cache. kube's own builder cannot set
-//! them, so its layers are put together here. The agent's watches find out what a server does not answer that lives, and
-//! so does the deadline of each request.
+//! A watch can be silent for minutes, so a dead connection looks like one without events. The kernel detects it with
+//! TCP keepalive probes, which wake neither the agent nor the API server's watch cache. kube's own builder cannot
+//! configure them, so its layers are assembled here. A server that is alive and does not answer is detected by the
+//! agent's watches, and by the deadline of each request.
 
 use std::time::Duration;
 
@@ -41,17 +41,17 @@ use tower::{
 
 use crate::{helper::Helper, kubeconfig::Access, token::TokenFile};
 
-/// How long a connection may take.
+/// Timeout for opening a connection.
 const CONNECT_DEADLINE: Duration = Duration::from_secs(5);
-/// After so long without a packet, the peer is asked for a sign of life.
+/// Keepalive: the time without a packet before the first probe.
 const IDLE: Duration = Duration::from_secs(20);
-/// How often it is asked again, and how many times in all, before it is taken for dead: so after 50 s.
+/// Keepalive: the interval of the probes, and their number before the connection is closed: so after 50 s.
 const PROBES: (Duration, u32) = (Duration::from_secs(10), 3);
-/// How long data may remain without an acknowledgement.
+/// How long sent data may remain unacknowledged.
 #[cfg(target_os = "linux")]
 const UNACKNOWLEDGED: Duration = Duration::from_secs(50);
 
-/// How the requests of a client look, and where they go.
+/// The headers of a client's requests, and their route.
 struct Way {
     config: Config,
     credentials: Option<AuthLayer>,
@@ -61,11 +61,11 @@ struct Way {
     tls: Option<rustls::ClientConfig>,
 }
 
-/// Makes the client. Runs the credential helper, and sends no request yet.
+/// Creates the client. Runs the credential helper, and sends no request yet.
 pub(crate) fn client(Access { mut config, proxy }: Access) -> anyhow::Result<Client> {
     let token_file =
         config.auth_info.token_file.take().map(|file| TokenFile::open(file.into())).transpose()?;
-    // Before TLS: kube runs the helper again if it brings a certificate, and ignores why it fails.
+    // Before TLS: kube would run the helper again if it provides a certificate, and ignore the reason of its failure.
     let exec = if has_other(&config.auth_info) { None } else { config.auth_info.exec.take() };
     let helper = exec.as_ref().map(Helper::start).transpose()?.flatten();
     let credentials = config.auth_layer().map_err(|error| anyhow!("{error}"))?;
@@ -73,7 +73,7 @@ pub(crate) fn client(Access { mut config, proxy }: Access) -> anyhow::Result<Cli
         config.auth_info.exec = exec;
     }
     let proxy = proxy.map(|proxy| proxy.to_string());
-    // It takes the user and the password out of the URL.
+    // The matcher splits the user and the password off the URL.
     let proxy = proxy.and_then(|proxy| Matcher::builder().all(proxy).build().intercept(&config.cluster_url));
     let scheme = proxy.as_ref().and_then(|proxy| proxy.uri().scheme_str());
     #[cfg(feature = "tls")]
@@ -123,7 +123,7 @@ fn tunnel<C>(proxy: &Intercept, connector: C) -> Tunnel<C> {
     }
 }
 
-/// The settings of TLS: who is trusted, and the client's certificate.
+/// The TLS settings: the trusted authorities, and the client's certificate.
 #[cfg(feature = "tls")]
 fn tls(config: &Config) -> anyhow::Result<rustls::ClientConfig> {
     let mut tls = config.rustls_client_config().map_err(|why| anyhow!("{why}"))?;
@@ -133,14 +133,14 @@ fn tls(config: &Config) -> anyhow::Result<rustls::ClientConfig> {
     Ok(tls)
 }
 
-/// Whether a user has credentials that count before those of a helper.
+/// Whether a user has credentials that take precedence over those of a helper.
 fn has_other(user: &AuthInfo) -> bool {
     let has_password = user.username.is_some() && user.password.is_some();
     has_password || user.auth_provider.is_some() || user.token.is_some()
 }
 
 impl Way {
-    /// The client whose connections this connector makes, with TLS over them if the server has it.
+    /// Returns the client with this connector, and with TLS if the server uses it.
     fn by<C>(self, connector: C) -> anyhow::Result<Client>
     where
         C: Service<Uri> + Clone + Send + Sync + 'static,
@@ -153,7 +153,7 @@ impl Way {
             let connector = self.encrypted(connector, self.config.tls_server_name.as_ref())?;
             return self.over(connector);
         }
-        // hyper wants a future that it can move.
+        // hyper requires a future that is `Unpin`.
         self.over(MapFuture::new(connector, Box::pin))
     }
 

@@ -1,7 +1,7 @@
-//! [`Helper`]: the credential helper that a kubeconfig names (`exec`).
+//! [`Helper`]: the credential helper of a kubeconfig (`exec`).
 //!
-//! kube would run it, too, but panics with a token that no header may have. kubectl refuses such a token, and does not
-//! trim it. A helper that brings a certificate is left to kube's TLS.
+//! kube would run it, too, but panics on a token that is invalid in a header. kubectl refuses such a token, and does
+//! not trim it. A helper that returns a certificate is left to kube's TLS.
 
 use std::{
     collections::HashMap,
@@ -20,17 +20,17 @@ use tower::{BoxError, filter::AsyncPredicate};
 
 use crate::token;
 
-/// So long before its end a token is replaced.
+/// How long before its expiry a token is replaced.
 const AHEAD: SignedDuration = SignedDuration::from_secs(60);
 
-/// A helper, and the token that it has given.
+/// A helper, and its last token.
 #[derive(Clone)]
 pub(crate) struct Helper {
     exec: ExecConfig,
     token: Arc<Mutex<Token>>,
 }
 
-/// A token, and its end.
+/// A token, and its expiry.
 struct Token {
     header: HeaderValue,
     end: Option<Timestamp>,
@@ -43,13 +43,13 @@ impl Token {
 }
 
 impl Helper {
-    /// Runs the helper. `None`: it has given a certificate, and no token.
+    /// Runs the helper. `None`: it has returned a certificate, and no token.
     pub(crate) fn start(exec: &ExecConfig) -> anyhow::Result<Option<Self>> {
         let token = token(exec)?;
         Ok(token.map(|token| Self { exec: exec.clone(), token: Arc::new(Mutex::new(token)) }))
     }
 
-    /// The token, from the helper again if the last one is near its end.
+    /// The header with the token; runs the helper again if the last token expires soon.
     async fn header(&self) -> anyhow::Result<HeaderValue> {
         let mut held = self.token.lock().await;
         if !held.is_current() {
@@ -74,7 +74,7 @@ impl<B: Send + 'static> AsyncPredicate<Request<B>> for Helper {
     }
 }
 
-/// What the helper gives. An error names it, and says how it is installed.
+/// Runs the helper and returns its token. An error names the helper, and contains its install hint.
 fn token(exec: &ExecConfig) -> anyhow::Result<Option<Token>> {
     run(exec).and_then(|output| read(&output)).map_err(|why| {
         let command = exec.command.as_deref().unwrap_or_default();
@@ -109,7 +109,7 @@ fn run(exec: &ExecConfig) -> anyhow::Result<Vec<u8>> {
     Ok(output.stdout)
 }
 
-/// The token in an `ExecCredential`, which some helpers write as YAML.
+/// Reads the token of an `ExecCredential`, which some helpers write as YAML.
 fn read(output: &[u8]) -> anyhow::Result<Option<Token>> {
     const WHAT: &str = "cannot be used";
     let credential: Value = serde_saphyr::from_slice(output)

@@ -1,6 +1,6 @@
-//! [`load`]: which cluster, and as whom, by the rules of client-go. kube's own loader refuses a KUBECONFIG with a file
-//! that is not there, hides a broken one behind the API of the pod, takes empty texts for values, and reads a server
-//! without a scheme as a path.
+//! [`load`]: finds the cluster and the user by the rules of client-go. kube's own loader refuses a KUBECONFIG that
+//! names a missing file, falls back to the in-cluster API if a file is broken, treats empty strings as values, and
+//! parses a server without a scheme as a path.
 
 use std::{
     env, io,
@@ -17,7 +17,7 @@ use serde_json::Value;
 
 use crate::{Environment, Options, proxy, token};
 
-/// A cluster, and the way to it.
+/// A cluster, and the route to it.
 #[derive(Debug)]
 pub(crate) struct Access {
     pub(crate) config: Config,
@@ -25,7 +25,7 @@ pub(crate) struct Access {
 }
 
 /// Finds the cluster: `--kubeconfig`, the files of `KUBECONFIG`, `~/.kube/config`, or the API of the cluster that this
-/// process is a pod of.
+/// process runs in.
 pub(crate) async fn load(options: &Options, environment: &Environment) -> anyhow::Result<Access> {
     let mut merged = Kubeconfig::default();
     let files = files(options, environment);
@@ -51,7 +51,7 @@ pub(crate) async fn load(options: &Options, environment: &Environment) -> anyhow
     };
     let proxy_url = prepare(&mut merged, &context)?;
     let of_context = KubeConfigOptions { context: Some(context), ..KubeConfigOptions::default() };
-    // Its errors say what their sources say.
+    // Its errors repeat those of their sources.
     let mut config =
         Config::from_custom_kubeconfig(merged, &of_context).await.map_err(|why| anyhow!("{why}"))?;
     let proxy = proxy::of(&config.cluster_url, proxy_url.as_deref(), environment)?;
@@ -59,12 +59,12 @@ pub(crate) async fn load(options: &Options, environment: &Environment) -> anyhow
     Ok(Access { config, proxy })
 }
 
-/// What is wrong, without the lines of the file.
+/// The reason of an error, without the lines of the file.
 fn first_line(error: &KubeconfigError) -> String {
     error.to_string().lines().next().unwrap_or_default().to_owned()
 }
 
-/// The files that may say which cluster.
+/// The kubeconfig files to read.
 fn files(options: &Options, environment: &Environment) -> Vec<PathBuf> {
     if let Some(file) = &options.kubeconfig {
         return vec![file.clone()];
@@ -86,7 +86,7 @@ fn nothing(files: &[PathBuf]) -> String {
     )
 }
 
-/// A kubeconfig without its empty texts, which client-go takes for absent values. An empty path was made absolute.
+/// A kubeconfig without its empty strings, which client-go treats as absent. An empty path was made absolute.
 fn without_empty(kubeconfig: Kubeconfig, file: &Path) -> anyhow::Result<Kubeconfig> {
     fn drop_empty(value: &mut Value, directory: &str) {
         match value {
@@ -104,7 +104,8 @@ fn without_empty(kubeconfig: Kubeconfig, file: &Path) -> anyhow::Result<Kubeconf
     Ok(serde_json::from_value(value)?)
 }
 
-/// Applies client-go's defaults to the context's cluster and user, and refuses what it refuses. Returns `proxy-url`.
+/// Applies client-go's defaults to the context's cluster and user, and refuses what client-go refuses. Returns
+/// `proxy-url`.
 fn prepare(kubeconfig: &mut Kubeconfig, context: &str) -> anyhow::Result<Option<String>> {
     let named = kubeconfig.contexts.iter().find(|named| named.name == context);
     let named = named.and_then(|named| named.context.clone());
@@ -114,7 +115,7 @@ fn prepare(kubeconfig: &mut Kubeconfig, context: &str) -> anyhow::Result<Option<
     let cluster = cluster.with_context(|| format!("the kubeconfig has no cluster {:?}", named.cluster))?;
     let is_encrypted =
         complete(cluster).with_context(|| format!("the cluster {:?} of the kubeconfig", named.cluster))?;
-    // It is kept from kube's loader, which has rules of its own.
+    // Removed, because kube's loader has other rules for it.
     let proxy_url = cluster.proxy_url.take();
     let users = kubeconfig.auth_infos.iter_mut().filter(|user| Some(&user.name) == named.user.as_ref());
     for auth_info in users.filter_map(|user| user.auth_info.as_mut()) {
@@ -123,7 +124,7 @@ fn prepare(kubeconfig: &mut Kubeconfig, context: &str) -> anyhow::Result<Option<
                 format!("the user {:?} of the kubeconfig", named.user.as_deref().unwrap_or_default())
             })?;
         } else {
-            // Everyone on the way would see the rest.
+            // Unencrypted credentials could be read on the way.
             *auth_info = AuthInfo {
                 impersonate: auth_info.impersonate.take(),
                 impersonate_uid: auth_info.impersonate_uid.take(),
@@ -136,12 +137,12 @@ fn prepare(kubeconfig: &mut Kubeconfig, context: &str) -> anyhow::Result<Option<
     Ok(proxy_url)
 }
 
-/// client-go prefers the file with a token, because the newest token is in it.
+/// client-go prefers the token file, because it contains the newest token.
 fn check_user(user: &mut AuthInfo) -> anyhow::Result<()> {
     if user.token_file.is_some() {
         user.token = None;
     }
-    // kube's client panics with what no header may have.
+    // kube's client panics on a token with characters that are invalid in a header.
     let value = serde_json::to_value(&*user)?;
     for token in [&value["token"], &value["auth-provider"]["config"]["id-token"]] {
         token.as_str().map(token::header).transpose()?;
@@ -149,7 +150,7 @@ fn check_user(user: &mut AuthInfo) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Completes `server` as client-go does: without a scheme it is HTTP. Returns whether the connection is encrypted.
+/// Completes `server` as client-go does: the default scheme is HTTP. Returns whether the connection is encrypted.
 fn complete(cluster: &mut Cluster) -> anyhow::Result<bool> {
     let has_authority =
         cluster.certificate_authority.is_some() || cluster.certificate_authority_data.is_some();

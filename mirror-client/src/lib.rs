@@ -1,10 +1,10 @@
-//! The client of the Kubernetes API for the agent and the kubectl plugin alike. kubectl is the model: with each
-//! kubeconfig both do what kubectl does, and `tests/kubeconfigs.rs` compares them with it.
+//! The Kubernetes API client of the agent and the kubectl plugin. kubectl is the reference: with each kubeconfig both
+//! behave as kubectl does, and `tests/kubeconfigs.rs` compares them with it.
 //!
-//! * [`kubeconfig`]: which files, which cluster and user of them, and the defaults of client-go.
-//! * [`proxy`]: which proxy leads to the server, by the rules of Go. A pure function.
-//! * [`connection`]: connections that notice that the server is cut off, through that proxy.
-//! * [`helper`], [`token`] and [`tls`]: what kube's client lacks.
+//! * [`kubeconfig`]: the choice of files, cluster and user, and the defaults of client-go.
+//! * [`proxy`]: the choice of the proxy for a server, by the rules of Go. A pure function.
+//! * [`connection`]: connections through that proxy, which notice that the server is unreachable.
+//! * [`helper`], [`token`] and [`tls`]: features that kube's client lacks.
 
 mod connection;
 mod helper;
@@ -21,19 +21,19 @@ use kube::Client;
 
 pub use self::words::in_words;
 
-/// What the command line says about the cluster.
+/// The cluster options of the command line.
 #[derive(Debug, Default, Clone)]
 pub struct Options {
-    /// The only file that is read, which must be there.
+    /// The only kubeconfig file to read; it must exist.
     pub kubeconfig: Option<PathBuf>,
     /// The context, if not the current one.
     pub context: Option<String>,
 }
 
-/// What the environment says about the cluster and the way there.
+/// The environment variables and the home directory.
 #[derive(Debug, Default, Clone)]
 pub struct Environment {
-    /// All variables whose values are text.
+    /// All variables with UTF-8 values.
     pub variables: BTreeMap<String, String>,
     /// The home directory.
     pub home: Option<PathBuf>,
@@ -56,12 +56,12 @@ impl Environment {
     }
 }
 
-/// Makes a client for the cluster of the kubeconfig, or for that of which this process is a pod. Runs the credential
-/// helper that the kubeconfig names. Sends no request yet.
+/// Creates a client for the cluster of the kubeconfig, or for the cluster that this process runs in. Runs the
+/// credential helper of the kubeconfig. Sends no request yet.
 ///
 /// # Errors
 ///
-/// Where there is neither, or the kubeconfig cannot be used.
+/// There is neither of them, or the kubeconfig is invalid.
 pub async fn connect(options: &Options, environment: &Environment) -> anyhow::Result<Client> {
     connection::client(kubeconfig::load(options, environment).await?)
 }

@@ -1,5 +1,5 @@
-//! Which proxy leads to a server: that of the kubeconfig, or that of the environment, by the rules of Go's `net/http`.
-//! kube's client holds NO_PROXY against the proxy's name instead of the server's.
+//! Chooses the proxy for a server: that of the kubeconfig, or that of the environment, by the rules of Go's `net/http`.
+//! kube's client compares NO_PROXY with the proxy's name instead of the server's.
 
 use std::net::IpAddr;
 
@@ -8,10 +8,10 @@ use http::Uri;
 
 use crate::Environment;
 
-/// The kinds of proxies that client-go knows.
+/// The proxy schemes that client-go supports.
 const SCHEMES: [&str; 4] = ["http", "https", "socks5", "socks5h"];
 
-/// The proxy for `server`; `None` is the direct way. NO_PROXY does not count for the kubeconfig's own `proxy-url`.
+/// The proxy for `server`; `None`: a direct connection. NO_PROXY does not apply to the kubeconfig's own `proxy-url`.
 pub(crate) fn of(
     server: &Uri,
     proxy_url: Option<&str>,
@@ -30,7 +30,7 @@ pub(crate) fn of(
     if is_direct(host, port, excluded) {
         return Ok(None);
     }
-    // As Go reads it: a name without a scheme is an HTTP proxy.
+    // As in Go, a name without a scheme is an HTTP proxy.
     let proxy = if proxy.contains("://") { proxy.to_owned() } else { format!("http://{proxy}") };
     parse(&proxy).map(Some).with_context(|| format!("the environment variable {name}"))
 }
@@ -49,7 +49,7 @@ fn port(server: &Uri) -> u16 {
     server.port_u16().unwrap_or(if server.scheme_str() == Some("https") { 443 } else { 80 })
 }
 
-/// Whether the server is reached without a proxy: a loopback address, or one that NO_PROXY names.
+/// Whether the server is reached without a proxy: a loopback address, or one in NO_PROXY.
 fn is_direct(host: &str, port: u16, excluded: &str) -> bool {
     let host = host.trim_matches(['[', ']']).to_lowercase();
     let address: Option<IpAddr> = host.parse().ok();
@@ -75,7 +75,7 @@ fn is_direct(host: &str, port: u16, excluded: &str) -> bool {
     })
 }
 
-/// A name or an address, and the port if the entry has one: `host`, `host:port`, `::1`, `[::1]:port`.
+/// Splits an entry into name or address, and port: `host`, `host:port`, `::1`, `[::1]:port`.
 fn split(entry: &str) -> (&str, Option<u16>) {
     let parts = entry.rsplit_once(':').and_then(|(name, port)| Some((name, port.parse().ok()?)));
     match parts {

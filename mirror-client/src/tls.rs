@@ -1,5 +1,5 @@
-//! [`Authorities`]: trust in the server's certificate as Go has it. webpki refuses a certificate that is its own
-//! authority ("CaUsedAsEndEntity"), which many small clusters and proxies have.
+//! [`Authorities`]: verifies the server's certificate as Go does. webpki refuses a certificate that is its own
+//! authority ("CaUsedAsEndEntity"), as in many small clusters and proxies.
 
 use std::{
     fmt,
@@ -19,21 +19,21 @@ use rustls::{
     server::ParsedCertificate,
 };
 
-/// The authorities of a kubeconfig, or of the file that a pod has. That file is read again for each connection: kubelet
+/// The authorities of a kubeconfig, or of a pod's CA file. That file is read again for each connection: the kubelet
 /// replaces it, and connections are few.
 struct Authorities {
     file: Option<PathBuf>,
     last: Mutex<Trust>,
 }
 
-/// The certificates, and what decides by them.
+/// The certificates, and the verifier that uses them.
 #[derive(Clone)]
 struct Trust {
     certificates: Arc<[CertificateDer<'static>]>,
     verifier: Arc<WebPkiServerVerifier>,
 }
 
-/// Makes a configuration trust these certificates.
+/// Makes a TLS configuration trust these certificates.
 pub(crate) fn trust(
     config: &mut ClientConfig,
     certificates: &[Vec<u8>],
@@ -59,7 +59,7 @@ impl Trust {
 }
 
 impl Authorities {
-    /// The present authorities. While the file cannot be read, the last ones count.
+    /// The present authorities. While the file cannot be read, the last ones are used.
     fn trust(&self) -> Trust {
         let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
         let read = self.file.as_ref().and_then(|file| {
@@ -91,7 +91,8 @@ impl ServerCertVerifier for Authorities {
     ) -> Result<ServerCertVerified, Error> {
         let Trust { certificates, verifier } = self.trust();
         match verifier.verify_server_cert(end_entity, intermediates, server_name, ocsp_response, now) {
-            // webpki has checked the dates before it says so. What remains is the name, and that it is trusted.
+            // webpki returns this error after it has checked the dates. What remains is the name, and that it is
+            // trusted.
             Err(Error::InvalidCertificate(CertificateError::Other(refused)))
                 if refused.to_string() == "CaUsedAsEndEntity" =>
             {

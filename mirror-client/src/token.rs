@@ -1,5 +1,5 @@
-//! [`TokenFile`]: the token in a file. kube's client sends the newline at its end too, which no header may have, and
-//! prefers the token beside it.
+//! [`TokenFile`]: a token file. kube's client also sends the newline at the end of the file, which is invalid in a
+//! header, and it prefers an inline token over the file.
 
 use std::{
     fmt, fs,
@@ -11,10 +11,10 @@ use std::{
 use anyhow::{Context as _, bail};
 use http::{HeaderValue, Request, header::AUTHORIZATION};
 
-/// How long a token counts that was read: who hands it out replaces it a few minutes before its end.
+/// How long a token that was read is used. The issuer replaces a token a few minutes before it expires.
 const FRESH: Duration = Duration::from_secs(60);
 
-/// A token that is read again once it is a minute old. While the file cannot be read, the last token counts.
+/// A token that is read again after a minute. While the file cannot be read, the last token is used.
 #[derive(Clone)]
 pub(crate) struct TokenFile {
     path: PathBuf,
@@ -35,7 +35,7 @@ impl TokenFile {
         Ok(Self { path, read: Arc::new(Mutex::new((token, Instant::now()))) })
     }
 
-    /// The request with the token.
+    /// Adds the token to a request.
     pub(crate) fn authorize<B>(&self, mut request: Request<B>) -> Request<B> {
         let mut read = self.read.lock().unwrap_or_else(PoisonError::into_inner);
         if read.1.elapsed() >= FRESH {
@@ -48,12 +48,12 @@ impl TokenFile {
     }
 }
 
-/// The header for a token.
+/// Returns the header for a token.
 pub(crate) fn header(token: &str) -> anyhow::Result<HeaderValue> {
     if token.is_empty() {
         bail!("the token is empty");
     }
-    // The error says nothing about the token itself.
+    // The error does not contain the token.
     let mut header =
         HeaderValue::from_str(&format!("Bearer {token}")).context("the token is no text for a header")?;
     header.set_sensitive(true);

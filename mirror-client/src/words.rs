@@ -1,9 +1,9 @@
-//! [`in_words`]: an error in one line for people. kube's own text of a refusal has the whole answer in it, as Rust writes
-//! it for debugging, and most texts repeat those of their causes.
+//! [`in_words`]: formats an error in one line for people. kube's own text of a rejection contains the whole answer in
+//! Rust's debug format, and most texts repeat those of their causes.
 
 use std::error::Error;
 
-/// The error with its causes, each said once. A refusal of the API server is the server's own message.
+/// Returns the error with its causes, each one once. A rejection by the API server is the server's own message.
 #[must_use]
 pub fn in_words(error: &(dyn Error + 'static)) -> String {
     let mut words: Vec<String> = Vec::new();

@@ -1,7 +1,7 @@
-//! Kubeconfigs as people have them, and kubectl as the judge: the client of the agent and the plugin sends the same
-//! request as kubectl, on the same way, or refuses where kubectl does.
+//! Realistic kubeconfigs, with kubectl as the reference: the client of the agent and the plugin sends the same request
+//! as kubectl, by the same route, or refuses if kubectl does.
 //!
-//! Servers and proxies are this process. Without kubectl on PATH the requests are compared with the table alone.
+//! Servers and proxies run in this process. Without kubectl on PATH the requests are compared with the table only.
 #![expect(clippy::unwrap_used, clippy::print_stderr, reason = "tests")]
 
 use std::{
@@ -31,7 +31,7 @@ use tokio_rustls::{
 
 const PKI: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/pki");
 
-/// A request as the server got it.
+/// A request as received by the server.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
 struct Seen {
     path: String,
@@ -41,10 +41,10 @@ struct Seen {
     through: Option<&'static str>,
 }
 
-/// All that servers and proxies saw.
+/// The log of all servers and proxies.
 type Log = Arc<Mutex<(Vec<Seen>, Option<&'static str>)>>;
 
-/// What a story can name: servers, proxies and files.
+/// The servers, proxies and files that a test can refer to.
 struct Place {
     dir: PathBuf,
     log: Log,
@@ -56,7 +56,7 @@ struct Place {
     socks: u16,
 }
 
-/// A kubeconfig and what is around it.
+/// A kubeconfig and its environment.
 #[derive(Default)]
 struct Setup {
     files: Vec<(&'static str, String)>,
@@ -80,7 +80,7 @@ impl Place {
         }
     }
 
-    /// The kubeconfig `config`, with a cluster that these fields complete and a user.
+    /// The kubeconfig `config`, with a user and a cluster that these fields complete.
     fn config(&self, cluster: &Value, user: &Value) -> Setup {
         let mut whole = json!({ "server": format!("https://127.0.0.1:{}", self.https), "certificate-authority-data": data("ca.pem") });
         for (field, value) in cluster.as_object().unwrap() {
@@ -96,7 +96,7 @@ impl Place {
         Setup { files: vec![("config", config.to_string())], ..Setup::default() }
     }
 
-    /// The server by an address that is not a loopback address, for which no proxy is ever used.
+    /// The server by a non-loopback address: for a loopback address no proxy is ever used.
     fn elsewhere(&self) -> Value {
         json!({ "server": format!("https://0.0.0.0:{}", self.https) })
     }
@@ -114,7 +114,7 @@ impl Setup {
     }
 }
 
-/// A file of the test's authority, in base64.
+/// A file of the test's certificate authority, in base64.
 fn data(name: &str) -> String {
     base64(&fs::read(format!("{PKI}/{name}")).unwrap())
 }
@@ -144,7 +144,7 @@ fn acceptor(name: &str) -> TlsAcceptor {
 trait Stream: AsyncRead + AsyncWrite + Unpin + Send {}
 impl<S: AsyncRead + AsyncWrite + Unpin + Send> Stream for S {}
 
-/// Serves every connection with `answer`, and ends with the test's runtime.
+/// Serves every connection with `answer`, until the test's runtime ends.
 async fn serve<F>(log: Log, tls: Option<TlsAcceptor>, answer: fn(Box<dyn Stream>, bool, Log) -> F) -> u16
 where
     F: Future<Output = io::Result<()>> + Send + 'static,
@@ -165,7 +165,7 @@ where
     port
 }
 
-/// The lines of a request's head.
+/// Reads the lines of a request's head.
 async fn head(connection: &mut Box<dyn Stream>) -> io::Result<Vec<String>> {
     let mut head = Vec::new();
     while !head.ends_with(b"\r\n\r\n") {
@@ -174,7 +174,7 @@ async fn head(connection: &mut Box<dyn Stream>) -> io::Result<Vec<String>> {
     Ok(String::from_utf8_lossy(&head).lines().map(str::to_owned).collect())
 }
 
-/// An API server that has one answer.
+/// An API server with one fixed answer.
 async fn answer(mut connection: Box<dyn Stream>, has_certificate: bool, log: Log) -> io::Result<()> {
     let lines = head(&mut connection).await?;
     let path = lines[0].split([' ', '?']).nth(1).unwrap().to_owned();
@@ -198,14 +198,14 @@ async fn answer(mut connection: Box<dyn Stream>, has_certificate: bool, log: Log
     connection.shutdown().await
 }
 
-/// Leads to a port of this machine, whatever the host is.
+/// Connects to a port of this machine, whatever the requested host.
 async fn lead(mut connection: Box<dyn Stream>, port: u16, kind: &'static str, log: Log) -> io::Result<()> {
     log.lock().unwrap().1 = Some(kind);
     let mut server = TcpStream::connect(("127.0.0.1", port)).await?;
     tokio::io::copy_bidirectional(&mut connection, &mut server).await.map(|_| ())
 }
 
-/// A proxy for HTTP. It wants the password that is in its URL.
+/// An HTTP proxy that requires the password in its URL.
 async fn connect_tunnel(mut connection: Box<dyn Stream>, _: bool, log: Log) -> io::Result<()> {
     let lines = head(&mut connection).await?;
     let password = format!("Proxy-Authorization: Basic {}", base64(b"me:pass@word")).to_lowercase();
@@ -236,13 +236,13 @@ async fn socks(mut connection: Box<dyn Stream>, _: bool, log: Log) -> io::Result
     lead(connection, port, "socks", log).await
 }
 
-/// What a client did: the requests that reached the server, and its error.
+/// The outcome of a client: the requests that reached the server, and its error.
 type Outcome = Result<Seen, String>;
 
 impl Place {
     fn outcome(&self, failed: Option<String>) -> Outcome {
         let (mut requests, _) = std::mem::take(&mut *self.log.lock().unwrap());
-        // Some builds of kubectl ask for the version before they begin.
+        // Some builds of kubectl request the version first.
         requests.dedup();
         match failed {
             Some(error) => {

@@ -1,8 +1,8 @@
 //! The wire types: the contents of the pinned BPF maps.
 //!
-//! No padding, no `bool`, no `enum`, no `Option`: every bit pattern is valid, and `zerocopy` proves it at compile
-//! time. [`ABI_VERSION`] is part of the path of the pins, so that an agent never reads maps of another layout. Between two
-//! releases, a change of anything here raises it. `abi.txt` beside the crate describes every pinned map and every type in it;
+//! No padding, no `bool`, no `enum`, no `Option`: every bit pattern is valid, and `zerocopy` proves it at compile time.
+//! [`ABI_VERSION`] is part of the path of the pins, so that an agent never reads maps of another layout. Any change in
+//! this module after a release raises it. `abi.txt` next to the crate describes every pinned map and every type in it;
 //! a test compares that file with the eBPF object.
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
@@ -12,148 +12,147 @@ use crate::verdict::{Direction, TapKind, Verdict};
 /// Version of everything that is pinned: the maps, and the types in this module, `limit` and `stream`.
 pub const ABI_VERSION: u32 = 1;
 
-/// Sessions that one tap can have.
+/// Maximum number of sessions of a tap.
 pub const MAX_SESSIONS_PER_TAP: usize = 8;
-/// Taps that one node can have.
+/// Maximum number of taps of a node.
 pub const MAX_TAPS: u32 = 4096;
-/// Sessions that one node can have, over all taps: the upper bound of the tables by [`Session::id`]. `COUNTERS` may be
-/// smaller, because the agent sets its size when it creates the map.
+/// Maximum number of sessions of a node, over all taps: the upper bound of the tables indexed by [`Session::id`].
+/// `COUNTERS` may be smaller, because the agent sets its size when it creates the map.
 pub const MAX_SESSIONS: u32 = 4096;
-/// Places for the settings of sessions: each session has two, so that new settings are written whole before its tap's
-/// entry leads to them.
+/// Entries for the settings of sessions: two for each session, so that new settings are written completely before the
+/// tap's entry refers to them.
 pub const SETTINGS_PLACES: u32 = 2 * MAX_SESSIONS;
-/// Targets that one node can have.
+/// Maximum number of targets of a node.
 pub const MAX_TARGETS: u32 = 16;
-/// Places for them in `TARGETS`: all targets can get new names before the places of the old ones are free.
+/// Entries in `TARGETS`: all targets can be renamed before the entries of the old names are free.
 pub const TARGET_PLACES: u32 = 2 * MAX_TARGETS + MAX_CAPTURES;
-/// Filters that one node can have; equal ones are one.
+/// Maximum number of distinct filters of a node.
 pub const MAX_FILTERS: u32 = 1024;
-/// Places for them in `FILTERS`: all filters can be replaced before the places of the old ones are free.
+/// Entries in `FILTERS`: all filters can be replaced before the entries of the old ones are free.
 pub const FILTER_PLACES: u32 = 2 * MAX_FILTERS;
-/// Captures at one time: programs that read a stream. Each has a target of its own.
+/// Maximum number of concurrent captures: programs that read a stream. Each has its own target.
 pub const MAX_CAPTURES: u32 = 8;
 
-/// The upper four bits of `skb->tc_index` of a packet that has been copied. [`FORM_BITS`] say in which forms.
+/// The upper four bits of `skb->tc_index` of a packet that has been copied. [`FORM_BITS`] contain the forms.
 ///
 /// The lower byte keeps its value: Cilium keeps flags in its bits 0 to 4 ("comes from the proxy", "skip the host
 /// firewall"; bpf/lib/common.h). The kernel itself writes small numbers to the field (the minor of a tc class id, after
-/// a filter that ends with `TC_ACT_OK`). The mark distinguishes our values from these numbers.
+/// a filter that ends with `TC_ACT_OK`). The mark distinguishes podmirror's values from these numbers.
 pub const COPIED_MARK: u16 = 0xb000;
-/// The same bits in a copy: a copy that comes to a tap is never copied.
+/// The same bits in a copy. A copy that reaches a tap is never copied.
 pub const COPY_MARK: u16 = 0xd000;
 /// The bits of `skb->tc_index` that hold [`COPIED_MARK`] or [`COPY_MARK`].
 pub const COPIED_MASK: u16 = 0xf000;
 /// The bits of `skb->tc_index` that name the forms in which a packet has been copied, see [`Session::mark`].
 pub const FORM_BITS: u16 = 0x0f00;
-/// Forms that have a bit in [`FORM_BITS`]. A form is what a reader gets of a session's copies: the target and the snap
-/// length. A form has the same bit at every tap of the node; the agent gives no bit to further forms.
+/// Number of forms with a bit in [`FORM_BITS`]. A form is a (target, snap length) pair: copies of the same form are
+/// equal for the reader. A form has the same bit at every tap of the node; further forms have no bit.
 pub const MAX_FORMS: usize = 4;
 
-/// Bit of [`Tap::flags`]: all of its sessions are captures. The packet keeps the marks that it has, as on a device without
-/// a tap.
+/// Bit of [`Tap::flags`]: all sessions of the tap are captures. The packet's marks stay unchanged, as on a device
+/// without a tap.
 pub const TAP_CAPTURES_ONLY: u32 = 1;
 
-/// Bit of [`Tap::flags`] at the node's end of a veth: what reaches the pod is seen at the NIC inside the pod
-/// ([`Tap::other_end`]). Here the marks of these packets are put right, and nothing is copied or counted.
+/// Bit of [`Tap::flags`] on the node side of a veth: ingress is seen at the NIC inside the pod ([`Tap::other_end`]).
+/// Here the marks of these packets are updated, and nothing is copied or counted.
 pub const TAP_SEEN_INSIDE: u32 = 2;
 
-/// What the program of a filter returns for a packet that matches. The programs are in `FILTERS`, where the tap
-/// programs of any agent of this version may call them. The number is no verdict of tc: tc would take it for
-/// `TC_ACT_UNSPEC`.
+/// Return value of a filter's program for a packet that matches. The programs are in `FILTERS`, where the tap programs
+/// of any agent of this version may call them. The number is not a tc verdict: tc would treat it as `TC_ACT_UNSPEC`.
 pub const FILTER_MATCHES: u32 = 0x100;
-/// What it returns for another packet, and for one that ends before a byte that the filter has to read.
+/// Return value for any other packet, including one that ends before a byte that the filter has to read.
 pub const FILTER_DIFFERS: u32 = 0x101;
 
-/// Bit of [`Session::flags`]: `FILTERS` at [`Session::filter`] holds for it.
+/// Bit of [`Session::flags`]: the session has a filter, in `FILTERS` at [`Session::filter`].
 pub const SESSION_FILTERED: u32 = 1;
-/// Bit of [`Session::flags`]: `METERS` at [`Session::id`] holds for it, and `LIMITS` at [`Session::settings`].
+/// Bit of [`Session::flags`]: the session has limits, in `METERS` at [`Session::id`] and `LIMITS` at
+/// [`Session::settings`].
 pub const SESSION_METERED: u32 = 2;
-/// Bit of [`Session::flags`]: the limits of pods, namespaces and the node hold for it: `NODE_LIMITS`, with `POD_METERS` at
-/// [`Tap::pod_meter`], `NAMESPACE_METERS` at [`Tap::namespace_meter`] and `NODE_METER`. Never set for a capture, because
-/// those limits are for mirrors.
+/// Bit of [`Session::flags`]: the limits of pods, namespaces and the node apply: `NODE_LIMITS`, with `POD_METERS` at
+/// [`Tap::pod_meter`], `NAMESPACE_METERS` at [`Tap::namespace_meter`] and `NODE_METER`. Never set for a capture,
+/// because those limits are for mirrors.
 pub const SESSION_POD_METERED: u32 = 4;
 
-/// Bit of [`Session::flags`]: the filter can say something else of a super-frame than of its segments. So if the target is
-/// a stream, super-frames pass, and its reader filters what it makes of them.
+/// Bit of [`Session::flags`]: the filter may give another answer for a super-frame than for its segments. So if the
+/// target is a stream, super-frames pass, and the reader filters their segments.
 pub const SESSION_SEGMENTS: u32 = 8;
 
 /// Bit of [`Target::flags`]: the device is up and has a carrier.
 pub const TARGET_UP: u32 = 1;
-/// Bit of [`Target::flags`]: the device has no queue (dummy, veth, bridge), or a queue that never answers `NET_XMIT_CN`
-/// (pfifo). When such a device goes down, the kernel's `noop_qdisc` answers `NET_XMIT_CN` in the queue's place until
-/// the agent clears [`TARGET_UP`]. The device gives this answer in no other case. See
-/// [`outcome`](crate::decide::outcome).
+/// Bit of [`Target::flags`]: the device has no queue (dummy, veth, bridge), or a queue that never returns `NET_XMIT_CN`
+/// (pfifo). When such a device goes down, the kernel's `noop_qdisc` replaces the queue and returns `NET_XMIT_CN` until
+/// the agent clears [`TARGET_UP`]. The device returns it in no other case. See [`outcome`](crate::decide::outcome).
 pub const TARGET_QUEUELESS: u32 = 2;
 /// Bit of [`Target::flags`]: the program `deliver` of this ABI version runs at the device's egress hook, so that snap
-/// lengths hold there.
+/// lengths are applied there.
 pub const TARGET_CUTS: u32 = 4;
-/// Bit of [`Target::flags`]: copies are records in the ring that `STREAMS` has at the target's index, and go to no
-/// device. See [`stream`](crate::stream).
+/// Bit of [`Target::flags`]: copies are records in the ring in `STREAMS` at the target's index, and use no device. See
+/// [`stream`](crate::stream).
 pub const TARGET_STREAM: u32 = 8;
 
-/// Bit of [`Target::flags`]: packets from or to the MAC address [`Target::collector`] are not copied there, nor are those
-/// of tunnels.
+/// Bit of [`Target::flags`]: packets from or to the MAC address [`Target::collector`] are not copied to this target,
+/// nor are those of tunnels.
 pub const TARGET_GUARDED: u32 = 16;
 
-/// Bit of [`Target::flags`]: the device is a tunnel's. [`Target::tunnel`] holds for the copies, which `deliver` addresses. So
-/// nothing is copied there without [`TARGET_CUTS`].
+/// Bit of [`Target::flags`]: the device is a tunnel's. `deliver` encapsulates the copies as [`Target::tunnel`] says. So
+/// nothing is copied to this target without [`TARGET_CUTS`].
 pub const TARGET_TUNNEL: u32 = 32;
 
-/// Bit of [`Target::flags`]: the target has a ceiling. `TARGET_LIMITS` and `TARGET_METERS` hold at its index, for all
-/// copies that go there.
+/// Bit of [`Target::flags`]: the target has a ceiling for all its copies, in `TARGET_LIMITS` and `TARGET_METERS` at its
+/// index.
 pub const TARGET_METERED: u32 = 64;
 
-/// Bit of [`Target::flags`]: nothing is copied there before the time in `UNREAD` at its index, in ns of the kernel's
-/// monotonic clock. The agent writes times that are a few ms ahead, as long as nobody reads the mirror interface.
+/// Bit of [`Target::flags`]: nothing is copied to this target before the time in `UNREAD` at its index, in ns of the
+/// kernel's monotonic clock. While nobody reads the mirror interface, the agent keeps this time a few ms in the future.
 pub const TARGET_WHEN_READ: u32 = 128;
 
 /// Bit of [`Target::flags`]: the device is a port of a bridge, so a packet that leaves a pod with the MAC address
-/// [`Target::collector`] as its destination reaches the collector. Elsewhere a pod could write this address on packets for
-/// others, to keep them out of the copies.
+/// [`Target::collector`] as its destination reaches the collector. Without a bridge, a pod could use this address for
+/// packets to others, to hide them from the mirrors.
 pub const TARGET_BRIDGED: u32 = 256;
 
-/// Flag of [`Tunnel::flags`]: the other end has an IPv6 address.
+/// Flag of [`Tunnel::flags`]: the remote address is IPv6.
 pub const TUNNEL_IPV6: u32 = 1;
 /// Flag of [`Tunnel::flags`]: the packets have a UDP checksum.
 pub const TUNNEL_CHECKSUM: u32 = 2;
 /// Flag of [`Tunnel::flags`]: the packets have the GENEVE option [`Identity`].
 pub const TUNNEL_IDENTITY: u32 = 4;
-/// Flag of [`Tunnel::flags`]: the packets are UDP, those of VXLAN or GENEVE.
+/// Flag of [`Tunnel::flags`]: the tunnel uses UDP (VXLAN or GENEVE).
 pub const TUNNEL_UDP: u32 = 8;
 /// [`Tunnel::oversize`]: a copy that does not fit is cut.
 pub const OVERSIZE_TRUNCATE: u32 = 0;
-/// [`Tunnel::oversize`]: super-frames are left to the kernel, which segments them. Other copies are cut.
+/// [`Tunnel::oversize`]: the kernel segments super-frames. Other copies are cut.
 pub const OVERSIZE_SEGMENT: u32 = 1;
-/// [`Tunnel::oversize`]: all copies are left to the kernel, which segments them and makes IP fragments.
+/// [`Tunnel::oversize`]: the kernel segments super-frames, and fragments other copies.
 pub const OVERSIZE_FRAGMENT: u32 = 2;
 /// [`Tunnel::oversize`]: a copy that does not fit is dropped.
 pub const OVERSIZE_DROP: u32 = 3;
 
-/// Index in `NODE_LIMITS`: the limit for all copies of the node together (`--max-rate`).
+/// Index in `NODE_LIMITS`: the limit for all copies of the node (`--max-rate`).
 pub const NODE_LIMIT: u32 = 0;
 /// Index in `NODE_LIMITS`: the limit for the copies of each pod (`--max-pod-rate`).
 pub const POD_LIMIT: u32 = 1;
-/// Index in `NODE_LIMITS`: the share of [`NODE_LIMIT`] that each pod gets, with any traffic of the others.
+/// Index in `NODE_LIMITS`: the share of [`NODE_LIMIT`] that each pod has, whatever the traffic of the others.
 pub const SHARE_LIMIT: u32 = 2;
 /// Index in `NODE_LIMITS`: the limit for the copies of all pods of each namespace (`--max-namespace-rate`).
 pub const NAMESPACE_LIMIT: u32 = 3;
 /// Elements of `NODE_LIMITS`.
 pub const NODE_LIMITS_LEN: usize = 4;
 
-/// Bytes of a filter's text that fit into [`SessionInfo::filter`].
+/// Maximum length of a filter's text in [`SessionInfo::filter`].
 pub const MAX_FILTER_TEXT: usize = 1024;
-/// Bytes of the name of a target, and of a mirror.
+/// Maximum length of the name of a target or of a mirror.
 pub const MAX_NAME: usize = 64;
-/// Bytes of the name of a network: 63 of a namespace, a slash, and 253 of the name of an object.
+/// Maximum length of a network's name: 63 bytes of a namespace, a slash, and 253 of an object's name.
 pub const MAX_NETWORK: usize = 320;
-/// Bytes of the text of a destination: a pod has up to 63 bytes of a namespace, 381 of a label, 15 of a NIC.
+/// Maximum length of the text of a destination: a pod has up to 63 bytes of a namespace, 381 of a label, 15 of a NIC.
 pub const MAX_DESTINATION: usize = 472;
 
 /// Key of the maps `TAPS` and `TAP_OWNERS`: a tapped device.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct DeviceKey {
-    /// Inode of the device's network namespace, as `NETNS` of the programs there has it; 0: the agent's own.
+    /// Inode of the device's network namespace, as in `NETNS` of the programs there; 0: the agent's own.
     pub netns: u32,
     /// ifindex of the device in that namespace.
     pub ifindex: u32,
@@ -165,12 +164,12 @@ pub struct DeviceKey {
 pub struct Session {
     /// Index of the session in `COUNTERS` and `METERS`; below [`MAX_SESSIONS`].
     pub id: u32,
-    /// Index of its limits in `LIMITS`, and key of its description in `SESSION_INFO`; below [`SETTINGS_PLACES`]. What is
-    /// there does not change as long as the entry of a tap leads there.
+    /// Index of its limits in `LIMITS`, and key of its description in `SESSION_INFO`; below [`SETTINGS_PLACES`]. The
+    /// contents do not change as long as the entry of a tap refers to them.
     pub settings: u32,
     /// Index of the session's target in `TARGETS`, below [`TARGET_PLACES`].
     pub target: u32,
-    /// The directions that the session copies: a bit each, see [`Direction::bit`].
+    /// The directions that the session copies, one bit each; see [`Direction::bit`].
     pub directions: u32,
     /// [`SESSION_FILTERED`], [`SESSION_METERED`], [`SESSION_POD_METERED`], [`SESSION_SEGMENTS`].
     pub flags: u32,
@@ -180,16 +179,16 @@ pub struct Session {
     pub sample: u32,
     /// Seed of the sample.
     pub seed: u32,
-    /// Number that no other session of this agent has had, for the records of a stream: `id` is used again.
+    /// Number that no other session of this agent has had, for the records of a stream: `id` is reused.
     pub serial: u32,
-    /// Bytes that are kept of a copy; 0: all of them. At most [`MAX_SNAPLEN`](crate::packet::MAX_SNAPLEN).
+    /// Snap length of a copy in bytes; 0: unlimited. At most [`MAX_SNAPLEN`](crate::packet::MAX_SNAPLEN).
     pub snaplen: u32,
-    /// The bit of [`FORM_BITS`] that stands for the form of this session's copies. 0: the form has none, so that a copy
-    /// made at another tap never counts as this session's.
+    /// The bit of the session's form in [`FORM_BITS`]. 0: the form has none, so that a copy made at another tap never
+    /// counts as this session's.
     pub mark: u32,
-    /// The sessions of this tap ahead of this one that have the same form: bit `n` stands for `Tap::sessions[n]`.
+    /// The earlier sessions of this tap with the same form: bit `n` is `Tap::sessions[n]`.
     pub alike: u32,
-    /// The tunnel key of its copies: VNI, key of GRE, or session of ERSPAN. 0: the target is no tunnel.
+    /// The tunnel key of its copies: VNI, GRE key, or ERSPAN session. 0: the target is not a tunnel.
     pub key: u32,
 }
 
@@ -207,14 +206,14 @@ pub struct Tap {
     /// Index of the meter of the pod's namespace in `NAMESPACE_METERS`, below [`MAX_TAPS`], plus 1; the taps of one
     /// namespace share it. 0: the tap is for an interface without a pod. Valid with [`SESSION_POD_METERED`].
     pub namespace_meter: u32,
-    /// How many of `sessions` are in use, from the first on.
+    /// Number of used entries at the beginning of `sessions`.
     pub session_count: u32,
-    /// For a tap inside a pod: ifindex of the pod's exit, the device through which copies for devices of the node leave
+    /// For a tap inside a pod: ifindex of the pod's relay device, through which copies for devices of the node leave
     /// the pod's namespace. 0: there is none.
     pub exit: u32,
-    /// A tap can see one direction at the node's end of a veth, and the other one at the NIC inside the pod. Then it has an
-    /// entry for each of these devices, with the same sessions: ifindex of the other device. 0: it has one entry. The
-    /// programs do not read it.
+    /// A tap can see one direction on the node side of a veth, and the other one at the NIC inside the pod. Then it has
+    /// an entry for each of these devices, with the same sessions, and this is the ifindex of the other device. 0: the
+    /// tap has one entry. The programs do not read it.
     pub other_end: u32,
     /// The sessions.
     pub sessions: [Session; MAX_SESSIONS_PER_TAP],
@@ -228,8 +227,8 @@ impl Tap {
     }
 }
 
-/// Value of the map `TAP_OWNERS`: the pod and the NIC that a tap is for. Only the agent writes and reads it. Texts are
-/// UTF-8, filled up with zeros.
+/// Value of the map `TAP_OWNERS`: the pod and the NIC of a tap. Only the agent writes and reads it. Texts are UTF-8,
+/// padded with zeros.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct TapOwner {
@@ -247,27 +246,27 @@ pub struct TapOwner {
     pub nic: [u8; 16],
     /// Name of the tapped device: on the node, or inside the pod for [`TapKind::PodNic`].
     pub device: [u8; 16],
-    /// The network that the NIC is in, as an annotation of the pod says; empty where that is not known.
+    /// The network of the NIC according to an annotation of the pod; empty if unknown.
     pub network: [u8; MAX_NETWORK],
 }
 
-/// Value of the map `SESSION_INFO`, whose key is [`Session::settings`] (`u32`): those settings that the programs do not
-/// have, or have in other units. Only the agent writes and reads it, so that the settings are known while no agent runs.
-/// Texts are UTF-8, filled up with zeros. A setting that was not made is 0.
+/// Value of the map `SESSION_INFO`, with the key [`Session::settings`] (`u32`): settings that the programs do not use,
+/// or use in other units. Only the agent writes and reads it, so that the settings are known while no agent runs. Texts
+/// are UTF-8, padded with zeros. A setting that is absent is 0.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct SessionInfo {
     /// Name of the mirror.
     pub mirror: [u8; MAX_NAME],
-    /// The origin of the request for the mirror; the agent's model gives the numbers their meaning.
+    /// The origin of the mirror, as numbered by the agent's model.
     pub origin: u32,
-    /// A number for what the author of the mirror has written; 0: it has none. The agent's model gives it its meaning.
+    /// A number for the text that the author of the mirror wrote, as defined by the agent's model; 0: there is none.
     pub asked: u32,
     /// Rate in packets a second.
     pub rate_packets: u64,
     /// Rate in bits a second.
     pub rate_bits: u64,
-    /// How long an unused rate is saved up, in ms.
+    /// The burst in ms: how long an unused rate accumulates.
     pub burst_ms: u64,
     /// Budget of time in ms.
     pub budget_ms: u64,
@@ -283,27 +282,27 @@ pub struct SessionInfo {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct Target {
-    /// ifindex of the device that takes the copies; 0: there is none now, or the target is a stream.
+    /// ifindex of the device that receives the copies; 0: there is none now, or the target is a stream.
     pub ifindex: u32,
-    /// [`TARGET_UP`], [`TARGET_QUEUELESS`], [`TARGET_CUTS`], [`TARGET_STREAM`], [`TARGET_GUARDED`],
-    /// [`TARGET_TUNNEL`], [`TARGET_METERED`], [`TARGET_WHEN_READ`].
+    /// [`TARGET_UP`], [`TARGET_QUEUELESS`], [`TARGET_CUTS`], [`TARGET_STREAM`], [`TARGET_GUARDED`], [`TARGET_TUNNEL`],
+    /// [`TARGET_METERED`], [`TARGET_WHEN_READ`], [`TARGET_BRIDGED`].
     pub flags: u32,
-    /// The kernel's id of the ring that a stream writes to; 0: there is none now. The programs do not read it.
+    /// The kernel's id of the ring of a stream; 0: there is none now. The programs do not read it.
     pub ring: u32,
     /// Name of the target. The programs do not read it.
     pub name: [u8; MAX_NAME],
     /// Name of the device. The programs do not read it.
     pub device: [u8; 16],
-    /// MAC address of the collector, the pod that the device leads to; 0: it leads to no pod.
+    /// MAC address of the collector, the pod behind the device; 0: there is none.
     pub collector: [u8; 6],
     /// Zero.
     pub reserved: [u8; 2],
     /// With [`TARGET_WHEN_READ`], ifindex of the other end of a veth pair, where copies arrive; 0: there is none. The
     /// programs do not read it.
     pub other_end: u32,
-    /// The way of the copies; valid with [`TARGET_TUNNEL`].
+    /// The tunnel of the copies; valid with [`TARGET_TUNNEL`].
     pub tunnel: Tunnel,
-    /// What the administrator named, as text. The programs do not read it.
+    /// The destination as the administrator wrote it. The programs do not read it.
     pub destination: [u8; MAX_DESTINATION],
 }
 
@@ -324,34 +323,34 @@ impl Default for Target {
     }
 }
 
-/// The way of the copies into a tunnel.
+/// The parameters of a tunnel.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct Tunnel {
-    /// The address of the other end in network byte order; of IPv4 the first word.
+    /// The remote address in network byte order; an IPv4 address is in the first word.
     pub remote: [u32; 4],
-    /// Bytes of a frame that fit into a packet.
+    /// Maximum bytes of a frame in one packet.
     pub room: u32,
-    /// Bytes of a packet ahead of the frame.
+    /// Bytes of the headers before the frame.
     pub headers: u32,
-    /// [`OVERSIZE_TRUNCATE`] and its like.
+    /// One of the constants [`OVERSIZE_TRUNCATE`] to [`OVERSIZE_DROP`].
     pub oversize: u32,
     /// [`TUNNEL_IPV6`], [`TUNNEL_CHECKSUM`], [`TUNNEL_IDENTITY`], [`TUNNEL_UDP`].
     pub flags: u32,
-    /// The version of ERSPAN: 1 is type II, 2 is type III; 0: the tunnel is another one.
+    /// The type of ERSPAN: 1 is type II, 2 is type III; 0: another tunnel.
     pub erspan: u32,
 }
 
 /// Value of the per-CPU array map `DELIVERY`, of one element: the messages between a tap and the second stage,
-/// `deliver`, about the copy that is being made on this CPU.
+/// `deliver`, about the copy being made on this CPU.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct Delivery {
-    /// Bytes to keep of the copy; 0: it is not to be cut.
+    /// Bytes to keep of the copy; 0: all of them.
     pub snaplen: u32,
-    /// Why the second stage has dropped the copy: [`DROPPED_UNCUT`] or [`DROPPED_DOWN`]; 0: it has not. The tap clears it.
+    /// Why the second stage dropped the copy: [`DROPPED_UNCUT`] or [`DROPPED_DOWN`]; 0: it did not. The tap clears it.
     pub uncut: u32,
-    /// The index of the copy's target in `TARGETS`, plus 1; 0: no copy is announced, and the other fields do not hold.
+    /// The index of the copy's target in `TARGETS`, plus 1; 0: no copy is announced, and the other fields are invalid.
     pub target: u32,
     /// [`Session::key`] of the copy's session.
     pub key: u32,
@@ -359,26 +358,26 @@ pub struct Delivery {
     pub session: u32,
     /// The direction of the packet: [`Direction`] as a number.
     pub direction: u32,
-    /// How far a copy has come that leaves a pod by its exit: [`HUB_NONE`] and its like.
+    /// The progress of a copy that leaves a pod by its relay device: [`HUB_NONE`], [`HUB_EXPECTED`] or [`HUB_PASSED`].
     pub hub: u32,
-    /// The return code of the clone that the hub has made for the target; valid with [`HUB_PASSED`].
+    /// The return code of the relay hub's clone to the target; valid with [`HUB_PASSED`].
     pub code: i32,
-    /// Bytes that the copy lacks of what the session asks for, because the target has no room for them.
+    /// Bytes of the requested length that the copy lacks, because the target has no room for them.
     pub missing: u32,
-    /// Bytes that the copy has beyond the snap length, because the kernel cuts no packet within its headers.
+    /// Bytes of the copy beyond the snap length, because the kernel cuts no packet within its headers.
     pub excess: u32,
 }
 
-/// [`Delivery::uncut`]: the copy could not be cut or addressed.
+/// [`Delivery::uncut`]: the copy could not be cut or encapsulated.
 pub const DROPPED_UNCUT: u32 = 1;
-/// [`Delivery::uncut`]: the target went down while the copy was on its way, so there was nothing to address it by.
+/// [`Delivery::uncut`]: the target went down while the copy was in transit, so its tunnel parameters were invalid.
 pub const DROPPED_DOWN: u32 = 2;
 
-/// [`Delivery::hub`]: the copy does not pass the hub.
+/// [`Delivery::hub`]: the copy does not use the relay hub.
 pub const HUB_NONE: u32 = 0;
-/// [`Delivery::hub`]: the copy is on its way to the hub.
+/// [`Delivery::hub`]: the copy is on its way to the relay hub.
 pub const HUB_EXPECTED: u32 = 1;
-/// [`Delivery::hub`]: the copy has come to the hub, which has cloned it to the target.
+/// [`Delivery::hub`]: the copy has reached the relay hub, which has cloned it to the target.
 pub const HUB_PASSED: u32 = 2;
 
 /// The GENEVE option of a copy (RFC 8926, section 3.5). Numbers are in network byte order.
@@ -399,7 +398,7 @@ pub struct Identity {
     pub reserved: [u8; 3],
 }
 
-/// [`Identity::class`], of the range for experiments.
+/// [`Identity::class`], from the experimental range.
 pub const IDENTITY_CLASS: u16 = 0xff70;
 /// [`Identity::kind`]; a receiver that does not know it may ignore it.
 pub const IDENTITY_TYPE: u8 = 1;
@@ -415,8 +414,8 @@ pub struct Counter {
 }
 
 /// Value of the per-CPU array map `COUNTERS`, indexed by [`Session::id`]: one [`Counter`] for each direction and
-/// verdict since the session began, and one for each direction and [`Misfit`](crate::verdict::Misfit): copies, and the
-/// bytes by which they differ.
+/// verdict since the session began, and one for each direction and [`Misfit`](crate::verdict::Misfit): the number of
+/// such copies, and the bytes by which they differ.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct SessionCounters {

@@ -1,16 +1,16 @@
-//! The decision about one packet at one tap: every step, in order, up to the counter of each session.
+//! The decision about one packet at one tap: all steps in order, up to the counter of each session.
 //!
-//! Pure: [`mirror`] is called by the tap programs for every packet, and by tests on the host. [`Kernel`] is its way to
-//! the kernel. The steps of a session, each with its own word:
+//! Pure: [`mirror`] is called by the tap programs for every packet, and by tests on the host. It reaches the kernel
+//! through [`Kernel`]. The steps of a session, with the names of their functions:
 //!
-//! 1. screen: is it a packet, of a direction, that the session copies?
-//! 2. sift: does it pass the session's filter, and is its flow in the sample?
-//! 3. spare: has it been copied in the same form already? (`marks`)
-//! 4. aim: is there a target, can the target get what the session wants, and does anybody read it?
-//! 5. charge: is there rate and budget left? Late, so that only packets that would be copied cost any. (`limit`)
-//! 6. copy: hand a clone to the target's device, or a record to its ring, and see what became of it.
+//! 1. screen: does the session copy packets of this kind and direction?
+//! 2. sift: does the packet pass the session's filter, and is its flow in the sample?
+//! 3. spare: has the packet been copied in the same form already? (`marks`)
+//! 4. aim: is there a target, can it take a copy in the session's form, and does anybody read it?
+//! 5. charge: do the rates and budgets allow a copy? Late, so that only copies are charged. (`limit`)
+//! 6. copy: clone to the target's device, or write a record to its ring, and evaluate the result.
 //!
-//! Exactly one verdict is counted for each session, and no session's verdict changes another session's.
+//! Exactly one verdict is counted for each session, and no session's verdict depends on another session's.
 
 use crate::{
     abi::{
@@ -38,8 +38,8 @@ pub struct Packet {
 /// The facts about a target for the decision.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Reach {
-    /// Index, in the tap's namespace, of the device that takes the copies: [`Target::ifindex`](crate::abi::Target::ifindex)
-    /// or, inside a pod, [`Tap::exit`]. 0: there is none.
+    /// Index, in the tap's namespace, of the device that receives the copies:
+    /// [`Target::ifindex`](crate::abi::Target::ifindex) or, inside a pod, [`Tap::exit`]. 0: there is none.
     pub ifindex: u32,
     /// As [`Target::flags`](crate::abi::Target::flags).
     pub flags: u32,
@@ -54,54 +54,53 @@ pub struct Cloned {
     pub is_uncut: bool,
 }
 
-/// The effects of the decision, and its questions. The tap programs implement it with the kernel, the tests with a
-/// model.
+/// The inputs and the effects of the decision. The tap programs implement it with the kernel, the tests with a model.
 pub trait Kernel {
-    /// Step 2 for a session that has a filter: runs the filter's program. Returns its answer, or any other number if
-    /// there is no such program.
+    /// Step 2 for a session with a filter: runs the filter's program and returns its answer, or any other number if the
+    /// program does not exist.
     fn filter(&mut self, session: &Session) -> u32;
     /// Step 2 for a session with [`SESSION_SEGMENTS`]: whether the packet is a super-frame.
     fn is_super_frame(&mut self) -> bool;
-    /// Step 2 for a session that has a sample: [`in_sample`](crate::sample::in_sample) on the packet's header. `None`:
-    /// the header cannot be read.
+    /// Step 2 for a session with a sample: [`in_sample`](crate::sample::in_sample) on the packet's header. `None`: the
+    /// header cannot be read.
     fn sample(&mut self, session: &Session) -> Option<bool>;
-    /// The target at this index of `TARGETS`, as it is reached from the tap.
+    /// The target at this index of `TARGETS`, as seen from the tap.
     fn target(&mut self, tap: &Tap, index: u32) -> Option<Reach>;
-    /// Step 4 for a target with [`TARGET_GUARDED`]: whether the packet is the collector's own, or one of a tunnel of ours,
-    /// which brings copies of another node. A packet that leaves a pod brings none.
+    /// Step 4 for a target with [`TARGET_GUARDED`]: whether the packet is the collector's own, or a packet of one of
+    /// podmirror's tunnels, which contains a copy from another node. A packet that leaves a pod contains none.
     fn is_refused(&mut self, target: u32, leaves_pod: bool) -> bool;
     /// Step 4 for a target with [`TARGET_WHEN_READ`]: whether nobody reads it now.
     fn is_unread(&mut self, target: u32) -> bool;
     /// Step 5 for a session that has limits, or whose target has a ceiling: [`charge`](crate::limit::charge::charge).
     fn charge(&mut self, tap: &Tap, session: &Session, target: Reach) -> Result<Paid, Verdict>;
-    /// Takes back what [`Self::charge`] took: [`give_back`](crate::limit::charge::give_back).
+    /// Refunds what [`Self::charge`] took: [`give_back`](crate::limit::charge::give_back).
     fn give_back(&mut self, tap: &Tap, session: &Session, paid: Paid);
-    /// Clones the packet, with `tc_index` in the clone, to the device of the session's target. There the clone is cut to
-    /// the session's snap length, and addressed if the device is a tunnel's.
+    /// Clones the packet, with `tc_index` in the clone, to the device of the session's target. At that device the clone
+    /// is cut to the session's snap length, and encapsulated if the device is a tunnel's.
     fn clone_to(&mut self, session: &Session, direction: Direction, target: Reach, tc_index: u16) -> Cloned;
     /// Writes a record of the packet into the ring of the session's target.
     fn record(&mut self, session: &Session, direction: Direction) -> Result<(), Verdict>;
     /// Writes `skb->tc_index` of the packet itself.
     fn set_tc_index(&mut self, tc_index: u16);
-    /// Whether a marked packet is still the one that another hook has copied: [`identity::stands_for`] of the last
+    /// Whether a marked packet is still the one that another hook copied: [`identity::stands_for`] of the last
     /// [`Self::note_copy`] of this identity.
     ///
     /// [`identity::stands_for`]: crate::identity::stands_for
     fn is_still_copied(&mut self, packet: Packet) -> bool;
     /// Notes the identity of a packet that was copied at this hook.
     fn note_copy(&mut self, packet: Packet);
-    /// Counts a packet that was copied in a form although its mark had that form.
+    /// Counts a packet that was copied in a form although its mark had that form already.
     fn count_again(&mut self);
     /// Counts the packet for a session.
     fn count(&mut self, session: &Session, direction: Direction, verdict: Verdict);
-    /// 0, in a form that the kernel's verifier does not take for a constant. Added to a number with few values, it keeps
-    /// the verifier from going through all sessions once for each value.
+    /// 0, in a form that the kernel's verifier does not treat as a constant. Added to a number with few values, it
+    /// keeps the verifier from exploring all sessions once for each value.
     fn zero(&mut self) -> u32 {
         0
     }
 }
 
-/// Takes the packet through every session of the tap, and leaves on it the marks of the forms that were copied.
+/// Runs the packet through every session of the tap, and writes the marks of the copied forms to it.
 #[inline(always)]
 pub fn mirror<K: Kernel>(kernel: &mut K, packet: Packet, tap: &Tap) {
     let zero = kernel.zero();
@@ -110,11 +109,11 @@ pub fn mirror<K: Kernel>(kernel: &mut K, packet: Packet, tap: &Tap) {
         return;
     }
     let before = packet.tc_index;
-    // Numbers that live on behind the sessions are unknown to the verifier, see `Kernel::zero`.
+    // Numbers that outlive the loop over the sessions are unknown to the verifier, see `Kernel::zero`.
     let leaves_pod = tap.kind().leaves_pod(packet.hook) as u32 | zero;
     let packet = marks::standing(kernel, packet, leaves_pod != 0);
     let standing = marks::forms(packet.tc_index) | zero;
-    // The sessions are a bit each, by their places.
+    // One bit for each session, by its index.
     let mut copies = Copies { forms: standing as u64, sessions: zero as u64 };
     for place in 0..MAX_SESSIONS_PER_TAP {
         if place as u64 >= tap.session_count as u64 {
@@ -132,7 +131,7 @@ pub fn mirror<K: Kernel>(kernel: &mut K, packet: Packet, tap: &Tap) {
         kernel.count(session, direction, verdict);
     }
     let forms = copies.forms as u32;
-    // A packet with a mark that holds keeps the identity that the first hook has noted.
+    // A packet with a valid mark keeps the identity that the first hook noted.
     if standing == 0 && forms != 0 {
         kernel.note_copy(packet);
         if leaves_pod == 0 && marks::forms(before) & forms != 0 {
@@ -147,18 +146,18 @@ pub fn mirror<K: Kernel>(kernel: &mut K, packet: Packet, tap: &Tap) {
 
 /// The existing copies of a packet.
 ///
-/// In 64 bits, as all that is compared for every packet: these programs have no other comparison, and before one of 32
-/// bits the compiler clears the upper half of both numbers. (Instructions for 32 bits exist, but Linux 5.10 takes too long
-/// to verify programs with them.)
+/// In 64 bits, like all values compared for every packet: this BPF target has 64-bit comparisons only, and before a
+/// 32-bit one the compiler would clear the upper half of both numbers. (32-bit instructions exist, but Linux 5.10 takes
+/// too long to verify programs that use them.)
 #[derive(Debug, Clone, Copy)]
 struct Copies {
-    /// The bits of their forms, for forms that have a bit: [`Session::mark`].
+    /// The bits of their forms, for forms with a bit: [`Session::mark`].
     forms: u64,
     /// The sessions of this tap that have made a copy, as in [`Session::alike`].
     sessions: u64,
 }
 
-/// Takes the packet through one session.
+/// Runs the packet through one session.
 #[inline(always)]
 fn run<K: Kernel>(
     kernel: &mut K,
@@ -196,7 +195,7 @@ fn run<K: Kernel>(
     copied
 }
 
-/// Whether a set of bits has one of these.
+/// Whether a set of bits contains any of these.
 #[inline(always)]
 const fn meet(bits: u64, these: u32) -> bool {
     bits & these as u64 != 0
@@ -214,7 +213,7 @@ const fn screen(packet: Packet, direction: Direction, session: &Session) -> Resu
     Ok(())
 }
 
-/// Step 2: whether the packet passes the session's filter and sample, as far as the session has them.
+/// Step 2: whether the packet passes the session's filter and sample, if the session has them.
 #[inline(always)]
 fn sift<K: Kernel>(kernel: &mut K, tap: &Tap, session: &Session) -> Result<(), Verdict> {
     if session.flags & SESSION_FILTERED != 0 {
@@ -222,7 +221,7 @@ fn sift<K: Kernel>(kernel: &mut K, tap: &Tap, session: &Session) -> Result<(), V
             FILTER_MATCHES => {}
             FILTER_DIFFERS if is_left_to_reader(kernel, tap, session) => {}
             FILTER_DIFFERS => return Err(Verdict::Filtered),
-            // A filter that cannot be asked lets nothing pass.
+            // A filter that cannot run lets nothing pass.
             _ => return Err(Verdict::Failed),
         }
     }
@@ -236,7 +235,8 @@ fn sift<K: Kernel>(kernel: &mut K, tap: &Tap, session: &Session) -> Result<(), V
     Ok(())
 }
 
-/// Whether the filter's answer is that of a super-frame for a stream, whose reader asks again for each segment.
+/// Whether the filter is left to the reader: the packet is a super-frame for a stream, whose reader filters each
+/// segment.
 #[inline(always)]
 fn is_left_to_reader<K: Kernel>(kernel: &mut K, tap: &Tap, session: &Session) -> bool {
     session.flags & SESSION_SEGMENTS != 0
@@ -251,14 +251,14 @@ const fn spare(session: &Session, copies: Copies) -> Result<(), Verdict> {
     if has_copy { Err(Verdict::Duplicate) } else { Ok(()) }
 }
 
-/// Step 4: whether the target can get a copy of the packet in the session's form.
+/// Step 4: whether the target can take a copy of the packet in the session's form.
 #[inline(always)]
 const fn aim(packet: Packet, session: &Session, target: Reach) -> Result<(), Verdict> {
     let is_stream = target.flags & TARGET_STREAM != 0;
     if target.flags & TARGET_UP == 0 || (target.ifindex == 0 && !is_stream) {
         return Err(Verdict::TargetDown);
     }
-    // A record is on no device, and its length is the program's own.
+    // A record uses no device, and the program itself sets its length.
     if is_stream {
         return Ok(());
     }
@@ -266,7 +266,7 @@ const fn aim(packet: Packet, session: &Session, target: Reach) -> Result<(), Ver
         return Err(Verdict::Loop);
     }
     if target.flags & TARGET_CUTS == 0 {
-        // Nothing addresses the copies.
+        // Without `deliver`, the copies would not be encapsulated.
         if target.flags & TARGET_TUNNEL != 0 {
             return Err(Verdict::TargetDown);
         }
@@ -277,7 +277,7 @@ const fn aim(packet: Packet, session: &Session, target: Reach) -> Result<(), Ver
     Ok(())
 }
 
-/// The answers of `bpf_clone_redirect` that concern the device (include/linux/netdevice.h, errno.h).
+/// Return codes of `bpf_clone_redirect` that concern the device (include/linux/netdevice.h, errno.h).
 const NET_XMIT_SUCCESS: i64 = 0;
 const NET_XMIT_CN: i64 = 2;
 const EINVAL: i64 = 22;
@@ -296,7 +296,7 @@ const ENETDOWN: i64 = 100;
 /// * A device with a queue: 0 says that the queue has taken the copy, or passed it to the driver. The further way of
 ///   the copy, or of the segments that the kernel makes of it behind the queue, is not known. `NET_XMIT_DROP`: the
 ///   queue is full (pfifo). `NET_XMIT_CN`: the queue has dropped a packet of this flow (fq_codel, CAKE, RED); or the
-///   device is down, and `noop_qdisc`, which drops all packets, stands in the queue's place.
+///   device is down, and `noop_qdisc`, which drops all packets, has replaced the queue.
 /// * A device without a queue ([`TARGET_QUEUELESS`]): the answer is the driver's. 0 says that the driver was called and
 ///   has taken the copy or dropped it in silence. `NET_XMIT_DROP` says that it did not take the copy (a veth whose
 ///   peer's MTU is less). Where the kernel makes segments of the copy, because the device is without offloads, the

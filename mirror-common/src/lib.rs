@@ -1,8 +1,8 @@
 //! The common part of the eBPF programs and the agent: the wire types of the BPF maps and the decision about a packet.
 //!
 //! `no_std`, allocates nothing, reads no clock and does no I/O, so that the same code runs in the kernel and under
-//! `cargo test`. Code that knows a kernel object is elsewhere: maps, `__sk_buff` and helpers are in `mirror-ebpf`, pods
-//! and devices are in `mirror-agent`. Both call this crate.
+//! `cargo test`. Code about kernel objects is elsewhere: maps, `__sk_buff` and helpers are in `mirror-ebpf`, pods and
+//! devices are in `mirror-agent`. Both call this crate.
 #![no_std]
 #![forbid(unsafe_code)]
 

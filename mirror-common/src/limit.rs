@@ -1,6 +1,6 @@
-//! Rate limits and budgets: how many copies may be made, and whether one more may.
+//! Rate limits and budgets: whether a session may make one more copy.
 //!
-//! Pure: the caller brings the clock, and keeps two CPUs from using the same [`Meter`] at once. This module does not
+//! Pure: the caller provides the clock, and keeps two CPUs from using the same [`Meter`] at once. This module does not
 //! look at the packet, which has passed filter and sample already.
 //!
 //! [`charge`] defines the order of the checks: session, pod, node.
@@ -13,47 +13,46 @@ use crate::verdict::Verdict;
 
 pub mod charge;
 
-/// Times in a meter are counted in 2^-10 ns, so that a byte at 100 Gbit/s (0.08 ns) still has a price.
+/// Times in a meter are in units of 2^-10 ns, so that a byte at 100 Gbit/s (0.08 ns) still has a price.
 pub const TICKS_PER_NS: u64 = 1 << 10;
 
 const TICKS_PER_SECOND: u64 = 1_000_000_000 * TICKS_PER_NS;
 
-/// The longest burst that a rate can have. A rate may be exceeded by its burst, so a longer burst would make the rate
-/// mean little. The bound also keeps a credit (in ticks, 63 bits) away from its limits.
+/// The longest burst of a rate. A rate may be exceeded by its burst, so a longer one would make the rate meaningless.
+/// The bound also keeps a credit (in ticks, 63 bits) from overflowing.
 pub const MAX_BURST: Duration = Duration::from_secs(10);
 
-/// The highest price, so that a price fits into a credit beside the rest: some 52 days.
+/// The highest price, about 52 days, so that adding it to a credit does not overflow.
 const MAX_PRICE: u64 = 1 << 62;
-/// The longest packet that is priced by its length: twice what the kernel makes (`GSO_MAX_SIZE`, 512 KiB).
+/// The longest length that is priced: twice the kernel's maximum (`GSO_MAX_SIZE`, 512 KiB).
 const MAX_LEN: u32 = 1 << 20;
-/// The highest price of a byte: at 1 bit/s a byte costs 0.93 of it.
+/// The highest price of a byte; at 1 bit/s a byte costs 0.93 of it.
 const MAX_TICKS_PER_BYTE: u64 = (1 << 43) - 1;
 
-/// The limits of use: rates, and budgets as the highest value that the meter may reach. Zeros mean no limit. Only the
-/// agent writes limits, and only the kernel writes a [`Meter`], so that neither undoes a write of the other.
+/// Rates, and budgets as the highest value of the meter. Zeros mean no limit. Only the agent writes limits, and only
+/// the kernel writes a [`Meter`], so that neither overwrites the other.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct Limits {
-    /// Price of a packet, in ticks: 1 s of them divided by the rate. 0: any number of packets.
+    /// Price of a packet in ticks: 1 s in ticks divided by the rate. 0: unlimited.
     pub ticks_per_packet: u64,
-    /// Price of a byte, in ticks. 0: any number of bytes.
+    /// Price of a byte in ticks. 0: unlimited.
     pub ticks_per_byte: u64,
-    /// How long an unused rate can be saved up for a burst, in ticks; for both rates. 0: there is no rate.
+    /// Maximum credit of both rates (the burst), in ticks. 0: there is no rate.
     pub burst_ticks: u64,
-    /// The session ends at so many packets of its meter.
+    /// The session ends when its meter reaches this number of packets.
     pub packets: u64,
-    /// The session ends at so many bytes of its meter; exact to one packet.
+    /// The session ends when its meter reaches this number of bytes; exact to one packet.
     pub bytes: u64,
-    /// When the session ends, in ns of `CLOCK_MONOTONIC`.
+    /// End of the session, in ns of `CLOCK_MONOTONIC`.
     pub ends_ns: u64,
 }
 
 impl Limits {
-    /// The limits of a rate, without a budget. A rate of 0 is no limit; `burst` is at most [`MAX_BURST`], and a longer
-    /// burst counts as that.
+    /// Limits with a rate and no budget. A rate of 0 is no limit; `burst` is capped at [`MAX_BURST`].
     ///
-    /// Prices are whole ticks, rounded up, so that a rate is never exceeded: at 100 Gbit/s 0.1 % less passes than the
-    /// setting says, at 1 Tbit/s 9 %, and never more than 8 Tbit/s.
+    /// Prices are whole ticks, rounded up, so that a rate is never exceeded: at 100 Gbit/s the effective rate is 0.1 %
+    /// below the setting, at 1 Tbit/s 9 % below, and never more than 8 Tbit/s.
     pub const fn of_rate(packets_per_second: u64, bits_per_second: u64, burst: Duration) -> Self {
         let has_rate = packets_per_second != 0 || bits_per_second != 0;
         let burst_ns =
@@ -72,8 +71,8 @@ impl Limits {
         }
     }
 
-    /// The share of each of `pods` pods of this rate: the same burst at so many times the price. If the price is more
-    /// than a meter can count: no limits, and so no share.
+    /// The share of each of `pods` pods of this rate: the same burst at `pods` times the price. No limits, and so no
+    /// share, if the price is more than a meter can count.
     pub const fn share(&self, pods: u32) -> Self {
         let pods = if pods == 0 { 1 } else { pods as u64 };
         let packet = self.ticks_per_packet.saturating_mul(pods);
@@ -84,13 +83,13 @@ impl Limits {
         Self { ticks_per_packet: packet, ticks_per_byte: byte, ..*self }
     }
 
-    /// Whether there is a rate, and not budgets alone.
+    /// Whether there is a rate, not only budgets.
     #[inline(always)]
     pub const fn has_rate(&self) -> bool {
         self.burst_ticks != 0
     }
 
-    /// Price in ticks of a packet, of `len` bytes.
+    /// Prices of a packet in ticks: the packet itself, and its `len` bytes.
     #[inline(always)]
     const fn prices(&self, len: u32) -> (i64, i64) {
         let len = if len < MAX_LEN { len } else { MAX_LEN };
@@ -101,39 +100,39 @@ impl Limits {
     }
 }
 
-/// The price of a unit (a packet or a byte) at a rate of so many units a second, rounded up.
+/// The price of a unit (a packet or a byte) at a rate of `rate` units a second, rounded up.
 const fn price(ticks_per_second: u64, rate: u64) -> u64 {
     if rate == 0 { 0 } else { ticks_per_second.div_ceil(rate) }
 }
 
-/// The use so far. A meter of zeros is new.
+/// The use so far. A meter of zeros is unused.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct Meter {
-    /// Credit for packets, in ticks. Below zero: a debt, because the last packet cost more than the credit.
+    /// Credit for packets, in ticks. Negative: a debt, because the last packet cost more than the credit.
     pub packet_credit: i64,
     /// Credit for bytes, in ticks.
     pub byte_credit: i64,
-    /// When the credits were counted last, in ns of `CLOCK_MONOTONIC`.
+    /// Time of the last update of the credits, in ns of `CLOCK_MONOTONIC`.
     pub counted_ns: u64,
-    /// Packets that were copied.
+    /// Number of copied packets.
     pub packets: u64,
-    /// Their bytes.
+    /// Bytes of the copied packets.
     pub bytes: u64,
-    /// [`Limits::ticks_per_packet`] when the credits were counted last.
+    /// [`Limits::ticks_per_packet`] at the last update of the credits.
     pub ticks_per_packet: u64,
-    /// [`Limits::ticks_per_byte`] then.
+    /// [`Limits::ticks_per_byte`] at the last update of the credits.
     pub ticks_per_byte: u64,
 }
 
 /// The use by the copies of one pod: of its ceiling (`POD_LIMIT`) and of its share of the node's rate (`SHARE_LIMIT`).
-/// A meter of zeros is new.
+/// Zeros mean unused.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct PodMeter {
-    /// Of the pod's ceiling.
+    /// Meter of the pod's ceiling.
     pub ceiling: Meter,
-    /// Of the pod's share.
+    /// Meter of the pod's share.
     pub share: Meter,
 }
 
@@ -144,8 +143,8 @@ pub const fn is_used_up(used: u64, budget: u64) -> bool {
 }
 
 impl Meter {
-    /// Takes one packet of `len` bytes at `now_ns`, or returns the reason why not: `Ended` or `Limited`. A refused
-    /// packet costs nothing. Time that runs backwards grants nothing.
+    /// Charges one packet of `len` bytes at `now_ns`, or returns the reason for the refusal: `Ended` or `Limited`. A
+    /// refused packet costs nothing. A clock that runs backwards grants no credit.
     #[inline(always)]
     pub const fn take(&mut self, limits: &Limits, now_ns: u64, len: u32) -> Result<(), Verdict> {
         if is_used_up(self.packets, limits.packets)
@@ -156,8 +155,8 @@ impl Meter {
         }
         if limits.has_rate() {
             self.count(limits, now_ns);
-            // A packet is let through on any credit and may leave a debt. Otherwise a rate below one super-frame a
-            // burst would let no packet through. The debt keeps the average exact.
+            // Any positive credit admits a packet, which may leave a debt. Otherwise a rate below one super-frame a
+            // burst would admit no packet at all. The debt keeps the average exact.
             let packets_due = limits.ticks_per_packet != 0 && self.packet_credit <= 0;
             let bytes_due = limits.ticks_per_byte != 0 && self.byte_credit <= 0;
             if packets_due || bytes_due {
@@ -168,7 +167,8 @@ impl Meter {
         Ok(())
     }
 
-    /// Takes one packet as [`Self::take`] does, at any state of the meter: the debt is paid before others get any.
+    /// Charges one packet as [`Self::take`] does, whatever the state of the meter: the debt is paid before other pods
+    /// get any rate.
     #[inline(always)]
     const fn overdraw(&mut self, limits: &Limits, now_ns: u64, len: u32) {
         if limits.has_rate() {
@@ -177,8 +177,8 @@ impl Meter {
         self.draw(limits, len);
     }
 
-    /// Turns a debt at the prices of another rate into the price that the same packets and bytes have now. A debt of a very
-    /// low rate would have to be paid for weeks.
+    /// Converts a debt at the prices of an earlier rate into the price of the same packets and bytes at the present
+    /// rate. Without this, a debt of a very low rate would take weeks to pay.
     #[inline(always)]
     const fn reprice(&mut self, limits: &Limits) {
         if self.ticks_per_packet != limits.ticks_per_packet {
@@ -191,7 +191,7 @@ impl Meter {
         }
     }
 
-    /// Gives back the price that [`Self::take`] took for a packet of `len` bytes that was not copied after all.
+    /// Refunds the price that [`Self::take`] charged for a packet of `len` bytes that was not copied after all.
     #[inline(always)]
     pub const fn give_back(&mut self, limits: &Limits, len: u32) {
         if limits.has_rate() {
@@ -199,7 +199,7 @@ impl Meter {
             self.packet_credit = self.packet_credit.saturating_add(packet);
             self.byte_credit = self.byte_credit.saturating_add(byte);
         }
-        // Not below zero: the meter may have been cleared for another session since the charge.
+        // Saturating: the meter may have been cleared for another session since the charge.
         self.packets = self.packets.saturating_sub(1);
         self.bytes = self.bytes.saturating_sub(len as u64);
     }
@@ -215,7 +215,7 @@ impl Meter {
         self.bytes = self.bytes.wrapping_add(len as u64);
     }
 
-    /// Adds the credit of the time since it was counted last, up to a burst.
+    /// Adds the credit for the time since the last update, up to a burst.
     #[inline(always)]
     const fn count(&mut self, limits: &Limits, now_ns: u64) {
         self.reprice(limits);
@@ -242,14 +242,14 @@ const fn least_credit(a: i64, b: i64) -> i64 {
     if a < b { a } else { b }
 }
 
-/// A credit at another price. Only a debt changes: what is saved up is time. Units that had no price left no debt.
+/// A credit at another price. Only a debt changes: a positive credit is a time. Units without a price leave no debt.
 #[inline(always)]
 const fn repriced(credit: i64, old: u64, new: u64) -> i64 {
     if credit >= 0 {
         return credit;
     }
     let units = if old == 0 { 0 } else { credit.unsigned_abs().div_ceil(old) };
-    // The kernel has no product of 128 bits.
+    // BPF has no 128-bit multiplication.
     let debt = if new != 0 && units > MAX_PRICE / new { MAX_PRICE } else { units * new };
     -(debt as i64)
 }

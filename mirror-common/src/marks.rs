@@ -1,8 +1,8 @@
-//! Marks: the information about the copies of a packet in `skb->tc_index`, and when it still holds.
+//! Marks: the record in `skb->tc_index` of the copies of a packet, and whether it is still valid.
 //!
-//! A packet between two mirrored pods of one node passes two taps, and the reader of the mirror interface is to get it
+//! A packet between two mirrored pods of one node passes two taps, and the reader of the mirror interface should get it
 //! once. So a packet that has been copied carries a mark: a bit for each form, see
-//! [`Session::mark`](crate::abi::Session::mark). A copy itself carries another mark, so that it is never copied. Called
+//! [`Session::mark`](crate::abi::Session::mark). A copy carries another mark, so that it is never copied itself. Called
 //! by [`decide`](crate::decide).
 
 use crate::{
@@ -10,16 +10,16 @@ use crate::{
     decide::{Kernel, Packet},
 };
 
-/// The bits of `tc_index` that are ours as soon as a mark stands there.
+/// The bits of `tc_index` that belong to podmirror once it contains a mark.
 const OURS: u16 = COPIED_MASK | FORM_BITS;
 
-/// The forms in which `tc_index` says that the packet has been copied.
+/// Returns the forms in which the packet has been copied, according to `tc_index`.
 #[inline(always)]
 pub const fn forms(tc_index: u16) -> u32 {
     if is_copied(tc_index) { (tc_index & FORM_BITS) as u32 } else { 0 }
 }
 
-/// Whether a mark of a packet that has been copied stands in `tc_index`.
+/// Whether `tc_index` contains the mark of a packet that has been copied.
 #[inline(always)]
 const fn is_copied(tc_index: u16) -> bool {
     tc_index & COPIED_MASK == COPIED_MARK
@@ -31,25 +31,25 @@ pub const fn is_copy(tc_index: u16) -> bool {
     tc_index & COPIED_MASK == COPY_MARK
 }
 
-/// `tc_index` of a copy of a packet.
+/// Returns the `tc_index` of a copy of a packet.
 #[inline(always)]
 pub const fn of_copy(tc_index: u16) -> u16 {
     COPY_MARK | tc_index & !OURS
 }
 
-/// Whether a mark of ours stands in `tc_index`.
+/// Whether `tc_index` contains a mark of podmirror.
 #[inline(always)]
 const fn is_marked(tc_index: u16) -> bool {
     is_copy(tc_index) || is_copied(tc_index)
 }
 
-/// `tc_index` without a mark of ours; anything else stays.
+/// Returns `tc_index` without a mark of podmirror; other values stay.
 #[inline(always)]
 pub const fn unmarked(tc_index: u16) -> u16 {
     if is_marked(tc_index) { tc_index & !OURS } else { tc_index }
 }
 
-/// `tc_index` of a packet that has been copied in these forms and no others. The mark of a copy stays.
+/// Returns the `tc_index` of a packet that has been copied in exactly these forms. The mark of a copy stays.
 #[inline(always)]
 pub const fn with_forms(tc_index: u16, forms: u32) -> u16 {
     if forms != 0 {
@@ -61,12 +61,12 @@ pub const fn with_forms(tc_index: u16, forms: u32) -> u16 {
     }
 }
 
-/// The packet with the marks that still hold.
+/// Returns the packet with the marks that are still valid.
 ///
-/// No mark holds for a packet that leaves a pod: it has passed no tap in its present state, with any `tc_index`. A pod
-/// that routes sends a changed packet, and a pod must not be able to hide its packets by marking them. No mark holds
-/// either for a packet with another [`identity`](crate::identity) than the one that was copied: the node has
-/// translated its addresses, or has written an answer into it (Cilium's ARP, ICMP errors and neighbour discovery).
+/// No mark is valid for a packet that leaves a pod: in its present state it has passed no tap. A pod that routes sends
+/// a changed packet, and a pod must not be able to hide its packets by marking them. No mark is valid either for a
+/// packet whose [`identity`](crate::identity) differs from that of the copied packet: the node has translated its
+/// addresses, or has written an answer into it (Cilium's ARP, ICMP errors and neighbour discovery).
 #[inline(always)]
 pub fn standing<K: Kernel>(kernel: &mut K, packet: Packet, leaves_pod: bool) -> Packet {
     if !is_marked(packet.tc_index) {

@@ -1,25 +1,25 @@
-//! The beginning of a packet, as sampling sees it.
+//! The beginning of a packet, as used for sampling.
 
 /// The length of a [`Header`]: a power of two, so that a mask can prove an offset to be in bounds.
 pub const HEADER_BYTES: usize = 128;
 
-/// How many bytes of a frame a sample sees: enough for two VLAN tags, the longest IPv4 header and a TCP header.
-/// Behind them, in the header's last four bytes, is the length of the frame in network order.
+/// Number of frame bytes in a [`Header`]: enough for two VLAN tags, the longest IPv4 header and a TCP header. After
+/// them, the last four bytes contain the length of the frame in network byte order.
 pub const LEN_OFFSET: usize = HEADER_BYTES - 4;
 
 /// The largest snap length, in bytes: the longest that `bpf_skb_change_tail` cuts a packet to on every kernel.
 ///
-/// The helper refuses more than `SKB_MAX_ALLOC` (net/core/filter.c, `BPF_SKB_MAX_LEN`): four pages without the
-/// `skb_shared_info` at their end (include/linux/skbuff.h). With pages of 4 KiB, and the most fragments that a kernel
-/// can be built with (`CONFIG_MAX_SKB_FRAGS=45`), that is 16384 - 768. (Linux 5.10 before 5.10.27 used the MTU of the
-/// mirror interface for this bound; there each packet with a longer snap length is refused, as `uncut`.)
+/// The helper refuses more than `SKB_MAX_ALLOC` (net/core/filter.c, `BPF_SKB_MAX_LEN`): four pages minus the
+/// `skb_shared_info` at their end (include/linux/skbuff.h). With pages of 4 KiB, and the maximum number of fragments
+/// (`CONFIG_MAX_SKB_FRAGS=45`), that is 16384 - 768. (Linux 5.10 before 5.10.27 used the MTU of the mirror interface
+/// for this bound; there each packet with a longer snap length is refused, as `uncut`.)
 pub const MAX_SNAPLEN: u32 = 15_616;
 
-/// The first [`LEN_OFFSET`] bytes of a frame as on the wire (with a VLAN tag in them, not in metadata), filled up with
+/// The first [`LEN_OFFSET`] bytes of a frame as on the wire (with a VLAN tag in them, not in metadata), padded with
 /// zeros, and the frame's length in bytes.
 pub type Header = [u8; HEADER_BYTES];
 
-/// The header of a frame of `len` bytes that begins with `bytes`.
+/// Returns the header of a frame of `len` bytes that begins with `bytes`.
 pub fn header(bytes: &[u8], len: u32) -> Header {
     let mut header = [0; HEADER_BYTES];
     let (start, end) = header.split_at_mut(LEN_OFFSET);
@@ -30,7 +30,7 @@ pub fn header(bytes: &[u8], len: u32) -> Header {
     header
 }
 
-/// The length in bytes of the header's frame.
+/// Returns the length in bytes of the header's frame.
 #[inline(always)]
 pub const fn len(header: &Header) -> u32 {
     let [.., a, b, c, d] = *header;

@@ -1,14 +1,14 @@
 //! Sampling by flow: a share of the connections, each with all of its packets in both directions.
 //!
-//! Pure. The same seed on every node makes the same choice, so a connection that crosses nodes is in or out on all of
-//! them. This module knows neither rates (`limit` does) nor filters (they are programs of their own).
+//! Pure. With the same seed all nodes make the same choice, so a connection that crosses nodes is in or out on all of
+//! them. Rates are in `limit`; filters are separate programs.
 
 use crate::packet::{Header, len};
 
-/// The seed that all nodes share by default.
+/// The default seed of all nodes.
 pub const DEFAULT_SEED: u32 = 0x706f_646d;
 
-/// Ethertypes and IP protocols that are looked into.
+/// Ethertypes and IP protocols that are parsed.
 const IPV4: u16 = 0x0800;
 const IPV6: u16 = 0x86dd;
 const VLANS: [u16; 3] = [0x8100, 0x88a8, 0x9100];
@@ -22,9 +22,9 @@ pub fn in_sample(header: &Header, seed: u32, share: u32) -> bool {
     share == 0 || flow_hash(header, seed) < share
 }
 
-/// A hash of the packet's flow, the same for both directions: of addresses, ports and protocol for TCP, UDP and
-/// SCTP; of addresses and protocol for fragments (of which only the first has ports) and other IP; of MAC addresses and
-/// ethertype for the rest.
+/// A hash of the packet's flow, the same for both directions: of addresses, ports and protocol for TCP, UDP and SCTP;
+/// of addresses and protocol for fragments (only the first has ports) and other IP; of MAC addresses and ethertype for
+/// the rest.
 #[inline(always)]
 pub fn flow_hash(header: &Header, seed: u32) -> u32 {
     let len = len(header);
@@ -45,7 +45,7 @@ pub fn flow_hash(header: &Header, seed: u32) -> u32 {
         IPV6 if len as usize >= ip + 40 => ipv6(header, ip, seed),
         _ => (mac(header, 6, seed), mac(header, 0, seed), u32::from(ethertype) << 8),
     };
-    // A sum does not depend on the order of the two.
+    // A sum does not depend on the order of the two ends.
     finish(mix(from.wrapping_add(to), protocol))
 }
 
@@ -61,7 +61,7 @@ fn ipv4(header: &Header, ip: usize, seed: u32) -> (u32, u32, u32) {
 
 #[inline(always)]
 fn ipv6(header: &Header, ip: usize, seed: u32) -> (u32, u32, u32) {
-    // Extension headers are not followed: such packets count by their addresses, as fragments must.
+    // Extension headers are not parsed: such packets are hashed by their addresses, as fragments must be.
     let protocol = byte(header, ip + 6);
     let (from, to) = ports(header, ip + 40, protocol, false);
     let end = |address: usize, port: u16| {
@@ -71,7 +71,7 @@ fn ipv6(header: &Header, ip: usize, seed: u32) -> (u32, u32, u32) {
         hash = mix(hash, be32(header, address + 8));
         finish(mix(hash, be32(header, address + 12)))
     };
-    // The protocol of a fragment is behind the fragment header, so fragments count by their addresses alone.
+    // The protocol of a fragment is after the fragment header, so fragments are hashed by their addresses only.
     let protocol = if matches!(protocol, TCP | UDP | SCTP) { protocol } else { 0 };
     (end(ip + 8, from), end(ip + 24, to), protocol.into())
 }
@@ -89,7 +89,7 @@ fn mac(header: &Header, at: usize, seed: u32) -> u32 {
     finish(mix(mix(seed, be32(header, at)), be16(header, at + 4).into()))
 }
 
-/// The header is longer than every offset that is used here; the mask proves it to the verifier.
+/// Every offset used here is within the header; the mask proves it to the verifier.
 #[inline(always)]
 fn byte(header: &Header, at: usize) -> u8 {
     header[at & (header.len() - 1)]
@@ -112,7 +112,7 @@ const fn mix(hash: u32, word: u32) -> u32 {
     (hash ^ word).rotate_left(13).wrapping_mul(5).wrapping_add(0xe654_6b64)
 }
 
-/// The end of MurmurHash3: every bit of the input changes every bit of the output half of the time.
+/// The final step of MurmurHash3: every bit of the input changes every bit of the output half of the time.
 #[inline(always)]
 const fn finish(hash: u32) -> u32 {
     let hash = (hash ^ hash >> 16).wrapping_mul(0x85eb_ca6b);
@@ -187,7 +187,7 @@ mod tests {
         }
     }
 
-    /// 100 000 flows that differ as little as real ones do: neighbouring addresses and ports.
+    /// 100 000 flows that differ as little as real ones: neighbouring addresses and ports.
     #[test]
     fn the_share_is_what_was_asked_for() {
         for percent in [10, 25, 50, 90] {

@@ -1,11 +1,11 @@
-//! Streams: frames that a tap writes into a ring buffer for userspace, in the place of a clone to a device.
+//! Streams: frames that a tap writes into a ring buffer for userspace, instead of a clone to a device.
 //!
-//! The format of a record, the sizes that records have, and who gets room in a ring. The programs write records, the
-//! agent reads them; both call this module.
+//! Defines the record format, the record sizes, and the sharing of a ring among sessions. The programs write records,
+//! the agent reads them; both use this module.
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-/// The beginning of a record. The captured bytes of the frame follow; what is behind them in the record is unused.
+/// The head of a record. The captured bytes of the frame follow; any further bytes of the record are unused.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct RecordHead {
@@ -13,42 +13,42 @@ pub struct RecordHead {
     pub time_ns: u64,
     /// Number of the session: [`Session::serial`](crate::abi::Session::serial).
     pub serial: u32,
-    /// The session whose part of the ring the record takes: [`Session::id`](crate::abi::Session::id).
+    /// The session whose share of the ring the record uses: [`Session::id`](crate::abi::Session::id).
     pub session: u32,
     /// Length of the frame in bytes, without a VLAN tag that is in `vlan_tci`.
     pub len: u32,
     /// Bytes of the frame that follow this head.
     pub captured: u32,
-    /// Payload bytes of a segment of a super-frame; 0: the frame is no super-frame.
+    /// Payload bytes of a segment of a super-frame; 0: the frame is not a super-frame.
     pub gso_size: u16,
     /// [`Direction`](crate::verdict::Direction), as a number.
     pub direction: u16,
-    /// Protocol id of a VLAN tag that the kernel keeps beside the frame (0x8100, 0x88a8); 0: there is none.
+    /// Protocol id of a VLAN tag that the kernel keeps in metadata (0x8100, 0x88a8); 0: there is none.
     pub vlan_protocol: u16,
     /// The tag.
     pub vlan_tci: u16,
 }
 
-/// Bytes of a [`RecordHead`].
+/// Length of a [`RecordHead`].
 pub const HEAD: usize = size_of::<RecordHead>();
 
-/// The sizes of records in bytes, with their heads. The kernel reserves constant sizes only (before Linux 6.1), so a
-/// record takes the next of these: at most half of it is unused, and a third on average of drawn lengths. A copy of
-/// 96 bytes fits into the first, an Ethernet frame of 1514 bytes into 1568.
+/// Record sizes in bytes, with their heads. The kernel reserves constant sizes only (before Linux 6.1), so a record
+/// takes the next of these sizes: at most half of it is unused, and a third on average for random lengths. A copy of 96
+/// bytes fits into the first, an Ethernet frame of 1514 bytes into 1568.
 pub const SIZES: [usize; 14] =
     [128, 192, 256, 384, 512, 768, 1024, 1568, 2048, 4096, 8192, 16_384, 32_768, 65_600];
 
-/// The most bytes of a frame that a record holds: an IP packet of the greatest length without jumbograms, behind an
-/// Ethernet header with a tag.
+/// Maximum frame bytes in a record: an IP packet of the maximum length without jumbograms, after an Ethernet header
+/// with a tag.
 pub const MAX_CAPTURE: u32 = (SIZES[SIZES.len() - 1] - HEAD) as u32;
 
-/// Bytes that the ring has ahead of each record for itself (`BPF_RINGBUF_HDR_SZ`, include/uapi/linux/bpf.h).
+/// Bytes of the ring buffer's own header before each record (`BPF_RINGBUF_HDR_SZ`, include/uapi/linux/bpf.h).
 pub const RING_HEADER: u64 = 8;
 
-/// How much more than the free room of a ring one session may have taken.
+/// The maximum use of one session, as a multiple of the free room of the ring.
 const GREED: u64 = 4;
 
-/// The room in a ring that a record of this many captured bytes takes.
+/// The room in a ring for a record of this many captured bytes.
 pub const fn room(captured: u32) -> u64 {
     let mut at = 0;
     while at < SIZES.len() - 1 && SIZES[at] - HEAD < captured as usize {
@@ -57,29 +57,30 @@ pub const fn room(captured: u32) -> u64 {
     SIZES[at] as u64 + RING_HEADER
 }
 
-/// The bytes of a ring that a session has in use. The reader can return a record before the program has counted it as
-/// taken, and a record of a session that had the same id before.
+/// The bytes of a ring that a session has in use. Saturating: the reader can return a record before the program has
+/// counted it as taken, and a record of an earlier session with the same id.
 #[inline(always)]
 pub const fn in_use(taken: u64, returned: u64) -> u64 {
     let difference = taken.wrapping_sub(returned);
     if difference > i64::MAX as u64 { 0 } else { difference }
 }
 
-/// Whether a session that has taken `taken` bytes of a ring, which its reader has not returned yet, may take `room`
-/// bytes more. `filled` bytes of the ring's `size` are in use.
+/// Whether a session may take `room` bytes more of a ring. It has taken `taken` bytes that the reader has not returned
+/// yet. `filled` bytes of the ring's `size` are in use.
 ///
-/// Dynamic thresholds (Choudhury and Hahne, 1998), as switches share their buffers: a session may take a multiple of
-/// what is free. A session alone gets four fifths of the ring. The fifth that stays free is for the others, and the more
-/// they take the less a flooding session gets. Sessions that all flood come to equal parts as the reader reads.
+/// Dynamic thresholds (Choudhury and Hahne, 1998), as switches use them to share buffers: a session may use a multiple
+/// of the free room. A single session gets four fifths of the ring. The remaining fifth is for the others, and the more
+/// they use, the less a flooding session gets. If all sessions flood, they converge to equal shares as the reader
+/// reads.
 #[inline(always)]
 pub const fn admits(taken: u64, room: u64, filled: u64, size: u64) -> bool {
     let free = size.saturating_sub(filled);
     room <= free && taken <= GREED.saturating_mul(free - room)
 }
 
-/// Whether a record of `room` bytes makes a ring of `size` bytes, of which `filled` are in use, so full that its reader
-/// is woken: at a quarter. Otherwise the reader looks by itself from time to time. To wake it for every record would
-/// cost a pod's packet more than anything else that a tap does.
+/// Whether a record of `room` bytes fills a ring of `size` bytes, with `filled` in use, so far that its reader is
+/// woken: to a quarter. Below that the reader polls. Waking it for every record would be the most expensive part of a
+/// tap's work for a packet.
 #[inline(always)]
 pub const fn wakes(room: u64, filled: u64, size: u64) -> bool {
     filled < size / 4 && filled + room >= size / 4
@@ -106,7 +107,7 @@ mod tests {
         assert!(SIZES.is_sorted() && SIZES.iter().all(|size| size % 8 == 0));
     }
 
-    /// A ring with sessions that write records of these sizes as often as they may. Its reader takes one record a turn.
+    /// A ring with sessions that write records of these sizes as often as allowed. Its reader reads one record a turn.
     struct Ring {
         size: u64,
         taken: Vec<u64>,
@@ -160,7 +161,7 @@ mod tests {
     }
 
     proptest! {
-        /// A newcomer finds room beside sessions that flood.
+        /// A new session finds room next to flooding sessions.
         #[test]
         fn a_flood_leaves_room(rooms in prop::collection::vec(sample::select(vec![136, 520, 1576]), 1..8)) {
             let ring = Ring::flooded(1 << 18, &rooms, 5000);

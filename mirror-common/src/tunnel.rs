@@ -1,8 +1,8 @@
-//! Recognises the packets of our own tunnels, so that they are never copied again.
+//! Recognises the packets of podmirror's own tunnels, so that they are never copied again.
 //!
-//! On the node that makes them, they carry the mark of a copy. On another node that mark is gone. All agents of a cluster
-//! have the same targets, so a packet with the way and the key of one of them is a tunnel's. The addresses do not matter:
-//! a service may have changed them. Pure; the programs call it on the beginning of a packet.
+//! On the sending node, they carry the mark of a copy. On another node that mark is missing. All agents of a cluster
+//! have the same targets, so a packet with the protocol and the key of one of them belongs to a tunnel. The addresses
+//! do not matter: a service may have changed them. Pure; the programs call it on the beginning of a packet.
 
 pub mod arguments;
 
@@ -10,26 +10,26 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use crate::packet::{HEADER_BYTES, Header};
 
-/// Most tunnels of a node: as many as it has targets.
+/// Maximum number of tunnels of a node: one for each target.
 pub const MAX_TUNNELS: usize = crate::abi::MAX_TARGETS as usize;
 
 /// Value of the array map `TUNNELS`, of one element: the tunnels of this node's targets.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct Tunnels {
-    /// How many of `known` are in use, from the first on.
+    /// Number of used entries at the beginning of `known`.
     pub count: u32,
     /// The tunnels.
     pub known: [TunnelId; MAX_TUNNELS],
 }
 
-/// What the packets of a tunnel have in common.
+/// The common properties of a tunnel's packets.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct TunnelId {
-    /// The UDP port to which they go (VXLAN and GENEVE), or one of [`GRE`], [`ERSPAN_2`] and [`ERSPAN_3`].
+    /// The UDP destination port (VXLAN and GENEVE), or one of [`GRE`], [`ERSPAN_2`] and [`ERSPAN_3`].
     pub way: u32,
-    /// The first key: the VNI, the key of GRE, or the session of ERSPAN.
+    /// The first key: VNI, GRE key, or ERSPAN session.
     pub first: u32,
     /// The last key.
     pub last: u32,
@@ -47,13 +47,13 @@ const IPV4: u16 = 0x0800;
 const IPV6: u16 = 0x86dd;
 const UDP: u8 = 17;
 const PROTOCOL_GRE: u8 = 47;
-/// Flags of a GRE header: it has a checksum, it has a key.
+/// Flags of a GRE header: checksum present, key present.
 const HAS_CHECKSUM: u16 = 0x8000;
 const HAS_KEY: u16 = 0x2000;
 /// The bits of the session in the second half of the first word of an ERSPAN header.
 const ERSPAN_SESSION: u16 = 0x3ff;
 
-/// Whether a packet is one of these tunnels. The parts of a fragmented packet behind the first are not recognised.
+/// Whether a packet belongs to one of these tunnels. Later fragments of a fragmented packet are not recognised.
 #[inline(always)]
 pub fn is_of(header: &Header, tunnels: &Tunnels) -> bool {
     let Some((way, key)) = way_and_key(header) else { return false };
@@ -68,8 +68,8 @@ pub fn is_of(header: &Header, tunnels: &Tunnels) -> bool {
     false
 }
 
-/// The way and the key, if the packet is a tunnel's. VXLAN and GENEVE have the VNI at the same place, so any UDP packet
-/// that is long enough has some key.
+/// Returns the way and the key, if the packet belongs to a tunnel. VXLAN and GENEVE have the VNI at the same offset, so
+/// any UDP packet that is long enough has some key.
 #[inline(always)]
 fn way_and_key(header: &Header) -> Option<(u32, u32)> {
     let mut ip = 14;
@@ -80,11 +80,11 @@ fn way_and_key(header: &Header) -> Option<(u32, u32)> {
         }
     }
     let (protocol, inner) = match u16_at(header, ip - 2) {
-        // Not a part of a fragmented packet behind the first.
+        // Not a later fragment of a fragmented packet.
         IPV4 if u16_at(header, ip + 6) & 0x1fff == 0 => {
             (byte(header, ip + 9), ip + 4 * (byte(header, ip) & 0xf) as usize)
         }
-        // The kernel puts no extension headers into a tunnel's packet.
+        // The kernel adds no extension headers to a tunnel's packet.
         IPV6 => (byte(header, ip + 6), ip + 40),
         _ => return None,
     };
@@ -95,7 +95,7 @@ fn way_and_key(header: &Header) -> Option<(u32, u32)> {
             let checksum = if flags & HAS_CHECKSUM == 0 { 0 } else { 4 };
             match way {
                 GRE if flags & HAS_KEY != 0 => Some((way, u32_at(header, inner + 4 + checksum))),
-                // A sequence number is ahead of the ERSPAN header.
+                // A sequence number precedes the ERSPAN header.
                 ERSPAN_2 | ERSPAN_3 => Some((way, (u16_at(header, inner + 10) & ERSPAN_SESSION) as u32)),
                 _ => None,
             }
@@ -145,7 +145,7 @@ mod tests {
         for (at, (way, first, last)) in known.into_iter().enumerate() {
             tunnels.known[at] = TunnelId { way, first, last };
         }
-        // Beyond the count.
+        // Beyond `count`.
         tunnels.known[4] = TunnelId { way: 4790, first: 77, last: 77 };
         tunnels
     }
@@ -177,7 +177,7 @@ mod tests {
                 frame.extend([0x10, 0]);
                 frame.extend(way_bytes);
                 frame.extend([0, 0, 0, 3, 0x10, 0]);
-                // Bits of other meaning are above the session.
+                // The bits above the session have another meaning.
                 frame.extend((key as u16 | 0xfc00).to_be_bytes());
             }
             _ => {

@@ -1,5 +1,4 @@
-//! The place where a tap sees a packet: hook, kind of device, direction; and the one named reason with which a packet
-//! leaves a session.
+//! Where a tap sees a packet: hook, kind of device, direction; and the verdict of a session for a packet.
 
 /// A tc hook of a device, as the kernel names it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -26,9 +25,9 @@ pub enum Direction {
 }
 
 impl Direction {
-    /// How many there are: the first dimension of a session's counters.
+    /// The number of directions: the first dimension of a session's counters.
     pub const COUNT: usize = 2;
-    /// Every direction, at the index that it has in a session's counters.
+    /// Every direction, at its index in a session's counters.
     pub const ALL: [Self; Self::COUNT] = [Self::Ingress, Self::Egress];
 
     /// The bit of this direction in [`Session::directions`](crate::abi::Session::directions).
@@ -37,7 +36,7 @@ impl Direction {
         1 << self as u32
     }
 
-    /// The direction with this number; of a greater number, its lowest bit.
+    /// The direction with this number; for a greater number, its lowest bit.
     #[inline(always)]
     pub const fn of_bit(number: u32) -> Self {
         if number & 1 == 0 { Self::Ingress } else { Self::Egress }
@@ -56,9 +55,9 @@ impl Direction {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(u32)]
 pub enum TapKind {
-    /// The interface itself; directions are as the interface has them.
+    /// The interface itself, without a pod: directions are those of its hooks.
     Interface = 0,
-    /// The node's end of the pod's veth pair: the packets that it receives have left the pod.
+    /// The node side of the pod's veth pair: the packets that it receives have left the pod.
     HostVeth = 1,
     /// The NIC itself, inside the pod's network namespace.
     PodNic = 2,
@@ -82,8 +81,8 @@ impl TapKind {
         }
     }
 
-    /// The direction of a packet at a hook of the device. At the host end of a veth the hooks are the other way
-    /// round. No other place knows this.
+    /// Returns the direction of a packet at a hook of the device. On the node side of a veth the hooks are the other
+    /// way round. This is the only place with this rule.
     #[inline(always)]
     pub const fn direction(self, hook: Hook) -> Direction {
         match (hook, self) {
@@ -96,32 +95,30 @@ impl TapKind {
         }
     }
 
-    /// Whether a packet at a hook of the device comes straight out of a pod, so that nothing on this node has seen it
-    /// before.
+    /// Whether a packet at a hook of the device comes directly from a pod, so that no other hook of this node has seen
+    /// it.
     #[inline(always)]
     pub const fn leaves_pod(self, hook: Hook) -> bool {
         matches!((self, hook), (Self::HostVeth, Hook::Ingress) | (Self::PodNic, Hook::Egress))
     }
 }
 
-/// The one reason with which a packet leaves a session. Each packet that a tap sees is counted once a session,
-/// under exactly one of these.
+/// The outcome of a packet in a session. Each session counts each packet that its tap sees under exactly one verdict.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(u32)]
 pub enum Verdict {
     /// A copy was handed to the target.
     Copied = 0,
-    /// The session does not want this direction.
+    /// The session does not copy this direction.
     OtherDirection = 1,
     /// The packet has been copied in the same form (the same target and snap length) already: by another tap of this
-    /// node, or by a session ahead of this one at the same tap.
+    /// node, or by an earlier session of the same tap.
     Duplicate = 2,
-    /// The packet is a copy, or on the mirror interface itself, or the collector's own: a copy of it would come back
-    /// here.
+    /// The packet is a copy, or on the mirror interface itself, or the collector's own: a copy of it would loop.
     Loop = 3,
-    /// The mirror interface is gone or down, or the way to it is: the veth of a collector, the exit of a pod.
+    /// The mirror interface is missing or down, or the path to it: the veth of a collector, the relay device of a pod.
     TargetDown = 4,
-    /// The mirror interface did not take the copy: its queue is full, or the packet is too long for its MTU.
+    /// The mirror interface did not accept the copy: its queue is full, or the packet is too long for its MTU.
     Congested = 5,
     /// The kernel could not make the copy (no memory, for example).
     Failed = 6,
@@ -129,13 +126,13 @@ pub enum Verdict {
     Filtered = 7,
     /// The packet's flow is not in the sample.
     SampledOut = 8,
-    /// The session's rate, the pod's or the node's is used up for now.
+    /// The rate of the session, the pod or the node is exceeded.
     Limited = 9,
     /// The session's budget of time, packets or bytes is used up.
     Ended = 10,
     /// The copy could not be cut to the session's snap length, so it was not delivered.
     Uncut = 11,
-    /// The ring of a stream had no room for the record: its reader is too slow, or the session has taken its part.
+    /// The ring of a stream had no room for the record: its reader is too slow, or the session has used its share.
     Lost = 12,
     /// Nobody reads the mirror interface, so no copy was made ([`TARGET_WHEN_READ`](crate::abi::TARGET_WHEN_READ)).
     Unread = 13,
@@ -144,7 +141,7 @@ pub enum Verdict {
 impl Verdict {
     /// The number of counters of a direction: a power of two, so that a mask can prove an index to be in bounds.
     pub const SLOTS: usize = 16;
-    /// Every verdict, at the index that it has in a session's counters.
+    /// Every verdict, at its index in a session's counters.
     pub const ALL: [Self; 14] = [
         Self::Copied,
         Self::OtherDirection,
@@ -183,18 +180,18 @@ impl Verdict {
     }
 }
 
-/// How a copy differs from what its session asks for. Counted besides the verdict [`Verdict::Copied`].
+/// How a copy differs from what its session requests. Counted in addition to [`Verdict::Copied`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(u32)]
 pub enum Misfit {
-    /// The copy has less of the packet: it did not fit into a packet of the tunnel, or into a record of a stream.
+    /// The copy is too short: it did not fit into a packet of the tunnel, or into a record of a stream.
     Cut = 14,
     /// The copy is longer than the snap length: the kernel cuts no packet within its headers.
     Long = 15,
 }
 
 impl Misfit {
-    /// Each of them. The number is its place among a session's counters, behind those of the verdicts.
+    /// All of them. The number is the index in a session's counters, after those of the verdicts.
     pub const ALL: [Self; 2] = [Self::Cut, Self::Long];
 
     /// The word for status and metrics.

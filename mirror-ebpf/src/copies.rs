@@ -1,6 +1,6 @@
-//! Copied packets: the identities of the packets that were copied last, on any CPU.
+//! The identities of the packets that were copied last, on any CPU.
 //!
-//! The rules are `mirror_common::identity`; here are the maps and the helpers.
+//! The rules are in `mirror_common::identity`; this file has the maps and the helpers.
 
 use core::mem::MaybeUninit;
 
@@ -17,22 +17,22 @@ use mirror_common::{
 
 use crate::netns;
 
-/// The last copies, by their identity. Taps write an element only if it changes, so in a steady flow the CPUs share it.
+/// The last copies, by identity. Taps write only changes, so in a steady flow the CPUs share the cache line.
 #[btf_map(pin_by_name)]
 static COPIES: Array<u64, { SLOTS as usize }> = Array::new();
 
-/// Packets that were copied in a form although their mark had this form.
+/// Number of packets that were copied in a form although their mark had that form already.
 #[btf_map(pin_by_name)]
 static COPIED_AGAIN: PerCpuArray<u64, 1> = PerCpuArray::new();
 
 /// Bytes of an Ethernet header.
 const ETHERNET: u32 = 14;
 
-/// What [`look`] does with the identity.
+/// Operations of [`look`].
 const COMPARE: u32 = 0;
 const NOTE: u32 = 2;
 
-/// Whether a copy that was made at another hook stands for the packet.
+/// Whether a copy made at another hook stands for the packet.
 #[inline(always)]
 pub(crate) fn is_still_copied(skb: *mut __sk_buff, hook: Hook) -> bool {
     look(skb, COMPARE | hook as u32) != 0
@@ -54,13 +54,13 @@ pub(crate) fn count_again() {
 
 /// Compares the packet with the last copy of its identity, or notes it. `how`: [`COMPARE`] or [`NOTE`], and the hook.
 ///
-/// A global function, so that the verifier goes through it once.
+/// A global function, so that the verifier checks it once.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn look(skb: *mut __sk_buff, how: u32) -> u32 {
     // SAFETY: the context is valid for the whole program.
     let (ifindex, protocol) = unsafe { ((*skb).ifindex, (*skb).protocol as u16) };
-    // An identity that cannot be read is never noted, so such a packet is never a duplicate.
+    // A packet whose identity cannot be read is never noted, so it is never a duplicate.
     let Some(identity) = identity::identity(&mut Skb::new(skb, protocol), u16::from_be(protocol)) else {
         return 0;
     };
@@ -68,7 +68,7 @@ extern "C" fn look(skb: *mut __sk_buff, how: u32) -> u32 {
     let place = identity::place(netns(), ifindex, how & 1 != 0);
     // SAFETY: the helper has no preconditions.
     let unit = identity::unit(unsafe { bpf_jiffies64() });
-    // SAFETY: an element of an array is valid for the whole program, and the kernel reads and writes an aligned word whole.
+    // SAFETY: an element of an array stays valid, and the kernel accesses an aligned word atomically.
     let last = unsafe { noted.read_volatile() };
     if how & NOTE == 0 {
         return u32::from(identity::stands_for(last, identity, place, unit));
@@ -101,7 +101,7 @@ impl Bytes for Skb {
 }
 
 impl Skb {
-    /// A packet whose frame, unless it begins with the network header, has this ethertype in network order.
+    /// A packet whose frame has this ethertype, in network byte order, unless it begins with the network header.
     #[inline(always)]
     fn new(skb: *mut __sk_buff, ethertype: u16) -> Self {
         let is_frame = direct(skb, ETHERNET - 2).is_none_or(|there: u16| there == ethertype);
@@ -114,7 +114,7 @@ impl Skb {
             let mut words = MaybeUninit::<[u32; N]>::uninit();
             let (to, len) = (words.as_mut_ptr().cast(), 4 * N as u32);
             // SAFETY: the context is valid for the whole program, and the buffer has this length. It is filled if the
-            // helper says so.
+            // helper returns success.
             unsafe {
                 (bpf_skb_load_bytes(self.skb.cast(), offset, to, len) == 0).then(|| words.assume_init())
             }
@@ -122,7 +122,7 @@ impl Skb {
     }
 }
 
-/// The value at this offset, if it is in the linear part of the packet. A helper takes twice as long.
+/// Returns the value at this offset, if it is in the linear part of the packet. A helper takes twice as long.
 #[inline(always)]
 fn direct<T: Copy>(skb: *mut __sk_buff, offset: u32) -> Option<T> {
     // SAFETY: the context is valid for the whole program.

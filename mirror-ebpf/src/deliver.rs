@@ -1,8 +1,8 @@
-//! The second stage: cuts the copy, at the egress hook of the target's device, and addresses a copy for a tunnel.
+//! The second stage: cuts the copy at the egress hook of the target's device, and encapsulates a copy for a tunnel.
 //!
-//! A tap cannot cut or address the pod's own packet, because that would damage it. So the tap program announces the
-//! length and the target on this CPU, clones the packet, and takes the announcement back. Everything between happens on
-//! the same CPU, because the egress hook runs in the sender's context, ahead of any queue. For a packet of another sender
+//! A tap cannot cut or encapsulate the pod's own packet, because that would damage it. So the tap program announces the
+//! length and the target on this CPU, clones the packet, and withdraws the announcement. Everything between happens on
+//! the same CPU, because the egress hook runs in the sender's context, before any queue. For a packet of another sender
 //! nothing is announced, so `deliver` does not change it.
 
 use aya_ebpf::{
@@ -24,20 +24,20 @@ use mirror_common::{
 
 use crate::{COUNTERS, TARGETS, tunnel};
 
-/// The announcement of a tap to `deliver`, and the answer, for the copy that is being made on this CPU.
+/// The announcement of a tap to `deliver`, and the answer, for the copy being made on this CPU.
 #[btf_map(pin_by_name)]
 pub(crate) static DELIVERY: PerCpuArray<Delivery, 1> = PerCpuArray::new();
 
-/// The code of a clone that has not come to the hub: the device is down. Any program in the pod may have taken it.
+/// The code of a clone that has not reached the relay hub: the device is down, or a program in the pod took it.
 const ENETDOWN: i64 = 100;
 
-/// Bytes of an Ethernet header, without which a device takes no packet.
+/// Length of an Ethernet header, the minimum of a packet for a device.
 const ETHERNET: u32 = 14;
-/// Halvings of a range of [`MAX_SNAPLEN`] bytes until one is left.
+/// Halvings of a range of [`MAX_SNAPLEN`] bytes until one byte is left.
 const HALVINGS: u32 = MAX_SNAPLEN.ilog2() + 1;
 
 /// Announces a copy of a session's packet while `clone` makes it. Returns the code of the clone to the target, and
-/// whether the second stage could not cut or address the copy. `by_exit`: the copy leaves a pod by its exit.
+/// whether the second stage failed to cut or encapsulate it. `by_exit`: the copy leaves a pod by its relay device.
 #[inline(always)]
 pub(crate) fn announcing(
     session: &Session,
@@ -58,10 +58,10 @@ pub(crate) fn announcing(
         missing: 0,
         excess: 0,
     };
-    // The map always has element 0. Without it `deliver` could not learn the length, so no copy is made.
+    // The map always has element 0. Without it `deliver` would not know the length, so no copy is made.
     let Some(delivery) = DELIVERY.get_ptr_mut(0) else { return (0, true) };
-    // This tap has met a copy that is on its way: root in a pod can send one from its exit to a NIC. A second announcement
-    // would take the place of the first one, and the first tap would read the second outcome.
+    // This tap sees a copy in transit: root in a pod can send one from its relay device to a NIC. A second announcement
+    // would replace the first one, and the first tap would read the outcome of the second.
     // SAFETY: the element belongs to this CPU, and is valid for the whole program.
     if unsafe { (*delivery).target } != 0 {
         return (-ENETDOWN, false);
@@ -69,11 +69,11 @@ pub(crate) fn announcing(
     // SAFETY: as above.
     unsafe { *delivery = announced };
     let code = clone();
-    // SAFETY: as above. The second stage and the hub write it meanwhile, which the compiler knows: the clone is a call.
+    // SAFETY: as above. The second stage and the hub write it meanwhile; the compiler assumes so at the call.
     let Delivery { uncut, hub, code: passed, .. } = unsafe { *delivery };
     // SAFETY: as above.
     unsafe { (*delivery).target = 0 };
-    // The hub drops what it has cloned, so the code of the clone to the exit says nothing.
+    // The hub drops what it has cloned, so the code of the clone to the relay device is meaningless.
     let code = match (uncut, by_exit, hub) {
         (DROPPED_DOWN, _, _) => -ENETDOWN,
         (_, false, _) => code,
@@ -84,10 +84,10 @@ pub(crate) fn announcing(
     (code, uncut == DROPPED_UNCUT)
 }
 
-/// Counts the copy that was announced last on this CPU, if the target took it (`failure` is 0) and it is shorter or longer
-/// than its session asks for.
+/// Counts the copy that was announced last on this CPU, if the target accepted it (`failure` is 0) and its length is
+/// not what its session requests.
 ///
-/// A global function, so that the verifier goes through it once.
+/// A global function, so that the verifier checks it once.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn count_misfit(session: u32, direction: u32, failure: u32) -> u32 {
@@ -100,7 +100,7 @@ extern "C" fn count_misfit(session: u32, direction: u32, failure: u32) -> u32 {
     0
 }
 
-/// Counts a copy that differs by so many bytes from what its session asks for.
+/// Counts a copy whose length differs by this many bytes from what its session requests.
 #[inline(always)]
 pub(crate) fn count(session: u32, direction: u32, misfit: Misfit, by: u32) {
     if by == 0 {
@@ -114,8 +114,8 @@ pub(crate) fn count(session: u32, direction: u32, misfit: Misfit, by: u32) {
     *bytes += u64::from(by);
 }
 
-/// Cuts an announced copy, and addresses it if its target is a tunnel. Drops the copy if the kernel cannot do that. All
-/// other packets pass.
+/// Cuts an announced copy, and encapsulates it if its target is a tunnel. Drops the copy if the kernel cannot do that.
+/// All other packets pass.
 #[classifier]
 fn deliver(ctx: TcContext) -> i32 {
     let Some(delivery) = DELIVERY.get_ptr_mut(0) else { return TC_ACT_UNSPEC };
@@ -127,7 +127,7 @@ fn deliver(ctx: TcContext) -> i32 {
     }
     let wanted = if announced.snaplen == 0 { u32::MAX } else { announced.snaplen };
     let Some(target) = TARGETS.get(announced.target - 1) else { return TC_ACT_UNSPEC };
-    // The packet that a tunnel makes of a copy may leave by the device of another target.
+    // The encapsulated packet of a tunnel's copy may leave by the device of another target.
     // SAFETY: the context is valid for the whole program.
     if unsafe { (*skb).ifindex } != target.ifindex {
         return TC_ACT_UNSPEC;
@@ -148,12 +148,12 @@ fn deliver(ctx: TcContext) -> i32 {
             }
             TC_ACT_UNSPEC
         }
-        // Only a copy of our tap is dropped here, because only a tap announces anything. The tap sees it by the code of
-        // the clone.
+        // Only a copy made by a tap is dropped here, because only a tap announces anything. The tap learns of the drop
+        // from the code of the clone.
         Done::TooLong => TC_ACT_SHOT,
         Done::Refused => {
-            // The agent may have written the target since the tap has read it. Of a target that is down, neither the
-            // room nor the address holds. The kernel copies a value from its beginning on, so the flags are read last.
+            // The agent may have written the target since the tap read it. For a target that is down, neither the room
+            // nor the address is valid. The kernel copies a value from its beginning on, so the flags are read last.
             let is_up = TARGETS.get(announced.target - 1).is_some_and(|target| target.flags & TARGET_UP != 0);
             // SAFETY: as above.
             unsafe { (*delivery).uncut = if is_up { DROPPED_UNCUT } else { DROPPED_DOWN } };
@@ -162,17 +162,17 @@ fn deliver(ctx: TcContext) -> i32 {
     }
 }
 
-/// What has become of a copy.
+/// The outcome for a copy.
 enum Done {
-    /// It goes on.
+    /// It is delivered.
     Passes,
-    /// It does not fit into the tunnel, and is not to be cut.
+    /// It does not fit into the tunnel, and must not be cut.
     TooLong,
-    /// The kernel could not cut or address it.
+    /// The kernel could not cut or encapsulate it.
     Refused,
 }
 
-/// The length of a frame as on a wire: with the VLAN tag that is in metadata.
+/// Returns the length of a frame as on a wire, with a VLAN tag that is in metadata; and the length of that tag.
 #[inline(always)]
 fn wire_len(skb: *mut __sk_buff) -> (u32, u32) {
     // SAFETY: the context is valid for the whole program.
@@ -181,8 +181,8 @@ fn wire_len(skb: *mut __sk_buff) -> (u32, u32) {
     (len + tag, tag)
 }
 
-/// Cuts a copy to `wanted` bytes, a VLAN tag included, or to the least that the kernel cuts it to: a sender of long headers
-/// must not be able to keep its packets from the reader. Refuses a copy that has more than `most` bytes then.
+/// Cuts a copy to `wanted` bytes, a VLAN tag included, or to the minimum that the kernel allows: a sender of long
+/// headers must not be able to keep its packets from the reader. Refuses a copy that then has more than `most` bytes.
 #[inline(always)]
 fn cut(skb: *mut __sk_buff, wanted: u32, most: u32) -> Done {
     let (len, tag) = wire_len(skb);
@@ -190,16 +190,16 @@ fn cut(skb: *mut __sk_buff, wanted: u32, most: u32) -> Done {
         return Done::Passes;
     }
     let kept = wanted.saturating_sub(tag).clamp(ETHERNET, MAX_SNAPLEN);
-    // Refused for a copy of a tunnel's packet, for less than the headers, and without memory.
+    // Refused for a copy of an encapsulated packet, for a length below the headers, and without memory.
     // SAFETY: no packet pointer is held.
     let is_cut = unsafe { bpf_skb_change_tail(skb, kept, 0) } == 0 || cut_to_least(skb, kept) != 0;
     if is_cut && wire_len(skb).0 <= most { Done::Passes } else { Done::Refused }
 }
 
-/// Cuts a copy to the least that the kernel allows, which is more than `refused` bytes. Returns 0 if the copy is as it was.
+/// Cuts a copy to the minimum that the kernel allows (more than `refused` bytes). Returns 0 if it is unchanged.
 ///
-/// The kernel refuses a length that is less than the headers, and says no more. So this halves the range between a length
-/// that is refused and one that is not. A global function, so that the verifier knows nothing of its numbers.
+/// The kernel refuses a length below the headers, without returning the minimum. So this halves the range between a
+/// length that is refused and one that is not. A global function, so that the verifier knows nothing of its numbers.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn cut_to_least(skb: *mut __sk_buff, refused: u32) -> u32 {
@@ -218,7 +218,7 @@ extern "C" fn cut_to_least(skb: *mut __sk_buff, refused: u32) -> u32 {
     is_cut
 }
 
-/// Makes a copy fit into the tunnel, and addresses it.
+/// Makes a copy fit into the tunnel, and encapsulates it.
 #[inline(always)]
 fn send(skb: *mut __sk_buff, wanted: u32, tunnel: &Tunnel, announced: &Delivery) -> Done {
     let (len, _) = wire_len(skb);

@@ -1,14 +1,14 @@
-//! Which packets must not be copied to a target, because they would come back or arrive twice.
+//! Detects packets that must not be copied to a target, because the copies would loop or arrive twice.
 //!
-//! * The packets of a tunnel of ours bring copies of another node. A copy of such a packet could be copied there again,
-//!   and so on. A packet that leaves a pod brings nothing, so a pod cannot hide its packets by making them look so.
-//! * A collector, which is a pod, gets its own packets anyway. On a bridge, other taps see these packets too. Its network
-//!   stack would take a copy with its own address for a packet that has arrived twice. Packets from the collector are
-//!   known by the device that the node has received them at, because any pod can use any MAC address. Packets to it are
-//!   known by their MAC address, where the node or a bridge takes them to the collector by this address.
+//! * Packets of podmirror's own tunnels contain copies from another node. A copy of one could be copied there again,
+//!   and so on. A packet that leaves a pod contains no copy, so no pod can hide packets by imitating a tunnel.
+//! * A collector, which is a pod, gets its own packets anyway, and its network stack would treat a copy with its own
+//!   address as a duplicate. On a bridge, other taps see these packets too. Packets from it are recognised by the
+//!   device on which the node received them, because any pod can use any MAC address; packets to it by their MAC
+//!   address, if the node or a bridge delivers them to the collector by this address.
 //!
-//! The decision asks for targets with [`TARGET_GUARDED`](mirror_common::abi::TARGET_GUARDED) alone, so that other nodes
-//! pay nothing.
+//! Called only for targets with [`TARGET_GUARDED`](mirror_common::abi::TARGET_GUARDED), so that other nodes have no
+//! cost.
 
 use aya_ebpf::{bindings::__sk_buff, btf_maps::Array, helpers::bpf_skb_load_bytes, macros::btf_map};
 use mirror_common::{
@@ -22,12 +22,12 @@ use crate::{INSIDE, TARGETS, header};
 #[btf_map(pin_by_name)]
 static TUNNELS: Array<Tunnels, 1> = Array::new();
 
-/// Bytes of a MAC address; that of the receiver is at the beginning of a frame.
+/// Length of a MAC address; that of the receiver is at the beginning of a frame.
 const MAC: usize = 6;
 
-/// 1 if the packet must not be copied to this target, else 0. `leaves_pod`: 1 at a hook where packets leave a pod, else 0.
+/// Returns 1 if the packet must not be copied to this target, else 0. `leaves_pod`: 1 at a hook where it leaves a pod.
 ///
-/// This is a global function, so the verifier goes through it once, and not again for each session of a tap.
+/// A global function, so the verifier checks it once, and not again for each session of a tap.
 #[unsafe(no_mangle)]
 #[inline(never)]
 pub(crate) extern "C" fn refuses(skb: *mut __sk_buff, target: u32, leaves_pod: u32) -> u32 {
@@ -35,7 +35,7 @@ pub(crate) extern "C" fn refuses(skb: *mut __sk_buff, target: u32, leaves_pod: u
     u32::from(is_of_collector(skb, target, leaves_pod) || (leaves_pod == 0 && is_of_tunnel(skb)))
 }
 
-/// Whether the packet comes from the target's collector, or goes to it.
+/// Whether the target's collector is the sender or the receiver of the packet.
 #[inline(always)]
 fn is_of_collector(skb: *mut __sk_buff, target: &Target, leaves_pod: u32) -> bool {
     if target.collector == [0; MAC] {
@@ -43,18 +43,18 @@ fn is_of_collector(skb: *mut __sk_buff, target: &Target, leaves_pod: u32) -> boo
     }
     // SAFETY: the context is valid for the whole program.
     let from = unsafe { (*skb).ingress_ifindex };
-    // The node's own packets come from no device, and inside a pod the indexes are others.
+    // The node's own packets have no ingress device, and indexes inside a pod belong to another namespace.
     if from != 0 && from == target.ifindex && INSIDE.load() == 0 {
         return true;
     }
-    // Without a bridge, such a packet goes elsewhere, or nowhere: only a pod that hides its packets sends it.
+    // Without a bridge, such a packet does not reach the collector: only a pod that hides its packets sends it.
     if leaves_pod != 0 && (target.flags & TARGET_BRIDGED == 0 || INSIDE.load() != 0) {
         return false;
     }
     let mut receiver = [0_u8; MAC];
     // SAFETY: as above, and the buffer has this length.
     let code = unsafe { bpf_skb_load_bytes(skb.cast(), 0, receiver.as_mut_ptr().cast(), MAC as u32) };
-    // A frame without addresses is for nobody.
+    // A frame without addresses has no receiver.
     code == 0 && receiver == target.collector
 }
 

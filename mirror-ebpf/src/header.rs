@@ -11,11 +11,11 @@ const TAG: u32 = 4;
 
 /// A buffer for each CPU, because before Linux 5.12 a program cannot read the stack at a variable offset. The header is
 /// the first half; the second half is never used, see `load`. The type is in words, so that the program can clear it
-/// word by word. All programs share it: it holds something only while one function runs.
+/// word by word. All programs share it: its contents are used within one function only.
 #[btf_map(pin_by_name)]
 static HEADER: PerCpuArray<[[u64; HEADER_BYTES / 8]; 2], 1> = PerCpuArray::new();
 
-/// Returns the beginning of the packet. If the VLAN tag is in metadata, `read` puts it back into its place.
+/// Returns the beginning of the packet. A VLAN tag in the metadata is put back into its place.
 #[inline(always)]
 pub(crate) fn read(skb: *mut __sk_buff) -> Option<&'static Header> {
     let words: *mut u64 = HEADER.get_ptr_mut(0)?.cast();
@@ -26,7 +26,7 @@ pub(crate) fn read(skb: *mut __sk_buff) -> Option<&'static Header> {
         unsafe { ((*skb).len, (*skb).vlan_present != 0, (*skb).vlan_proto, (*skb).vlan_tci) };
     // SAFETY: the element belongs to this CPU and is as long as a header; the verifier checks every access.
     unsafe {
-        // Volatile, or the compiler would make a call of it, to a loop over the bytes: half of what a filter costs.
+        // Volatile, or the compiler would call a byte loop instead, which costs half of what a filter costs.
         for index in 0..HEADER_BYTES / 8 {
             words.add(index).write_volatile(0);
         }
@@ -52,7 +52,7 @@ pub(crate) fn read(skb: *mut __sk_buff) -> Option<&'static Header> {
 /// `header` is valid, and no other code uses it at the same time.
 #[inline(always)]
 unsafe fn with_len(header: *mut Header, len: u32) -> &'static Header {
-    // SAFETY: as the caller says; the length stands in the last four bytes.
+    // SAFETY: by the contract of this function; the last four bytes contain the length.
     unsafe {
         header.cast::<u8>().add(LEN_OFFSET).cast::<[u8; 4]>().write(len.to_be_bytes());
         &*header
@@ -70,10 +70,10 @@ unsafe fn load(skb: *mut __sk_buff, offset: u32, to: *mut u8, available: u32, mo
     if bytes == 0 {
         return Some(());
     }
-    // The same number again, in a form from which every verifier sees that it is 1 to `HEADER_BYTES`: what the compiler
-    // makes of a comparison bounds another register (and only Linux 6.10 and newer know that they are related).
+    // The same number again, in a form from which every verifier sees that it is 1 to `HEADER_BYTES`: the compiler's
+    // comparison bounds another register (and only Linux 6.10 and newer track that they are equal).
     let bytes = (core::hint::black_box(bytes - 1) & (HEADER_BYTES as u32 - 1)) + 1;
-    // SAFETY: as the caller says.
+    // SAFETY: by the contract of this function.
     let code = unsafe { bpf_skb_load_bytes(skb.cast(), offset, to.cast(), bytes) };
     (code == 0).then_some(())
 }

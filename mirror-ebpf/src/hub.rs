@@ -1,9 +1,9 @@
-//! The hub: hands the copies that leave pods by their exits to the targets.
+//! The relay hub: forwards the copies that leave pods by their relay devices (`exit`) to the targets.
 //!
-//! `bpf_clone_redirect` finds a device in the network namespace of the packet. So a tap inside a pod clones to the pod's
-//! exit, a private macvlan over the hub, which is a device of the node. This program runs at the hub's egress hook, in the
-//! context of the tap. It makes the clone for the target, and notes its outcome for the tap. Nothing ever leaves the hub
-//! itself: what no tap has announced on this CPU was sent by a program in a pod.
+//! `bpf_clone_redirect` looks up a device in the network namespace of the packet. So a tap inside a pod clones to the
+//! pod's relay device, a private macvlan over the hub, which is a device of the node. This program runs at the hub's
+//! egress hook, in the context of the tap: it makes the clone for the target, and records the outcome for the tap. No
+//! packet leaves the hub itself: what no tap has announced on this CPU was sent by a program in a pod.
 
 use aya_ebpf::{
     EbpfContext as _,
@@ -28,7 +28,7 @@ fn hub(ctx: TcContext) -> i32 {
     let announced = unsafe { *delivery };
     // SAFETY: the context is valid for the whole program.
     let is_copy = marks::is_copy(unsafe { (*skb).tc_index } as u16);
-    // One packet for each announcement: a program in the pod could keep packets at the exit until a copy is announced.
+    // One packet for each announcement: a program in the pod could queue packets until a copy is announced.
     if announced.target == 0 || announced.hub != HUB_EXPECTED || !is_copy {
         return TC_ACT_SHOT;
     }

@@ -6,7 +6,7 @@
 //! packet.
 #![no_std]
 #![no_main]
-// The atomic addition of `stream`.
+// For the atomic addition in `stream`.
 #![feature(asm_experimental_arch)]
 
 use core::ptr::NonNull;
@@ -44,29 +44,29 @@ mod unread;
 /// once, so a program that still reads the element could see another tap.
 const NO_PREALLOC: usize = BPF_F_NO_PREALLOC as usize;
 
-/// From a device to its tap.
+/// The taps by device.
 #[btf_map(pin_by_name)]
 static TAPS: HashMap<DeviceKey, Tap, { MAX_TAPS as usize }, NO_PREALLOC> = HashMap::new();
 
-/// From a device to the pod and NIC of its tap. The programs do not use this map; here it is pinned with the others.
+/// The pod and NIC of each tap, by device. Not used by the programs, but pinned with the other maps.
 #[btf_map(pin_by_name)]
 static TAP_OWNERS: HashMap<DeviceKey, TapOwner, { MAX_TAPS as usize }, NO_PREALLOC> = HashMap::new();
 
-/// From the place of a session's settings to its description, for the reports of the agent. The programs do not use this map either.
+/// The descriptions of sessions, by the index of their settings. Not used by the programs, but by the agent.
 #[btf_map(pin_by_name)]
 static SESSION_INFO: HashMap<u32, SessionInfo, { SETTINGS_PLACES as usize }, NO_PREALLOC> = HashMap::new();
 
-/// The targets, by their index in a session.
+/// The targets, by [`Session::target`](mirror_common::abi::Session::target).
 #[btf_map(pin_by_name)]
 static TARGETS: Array<Target, { TARGET_PLACES as usize }> = Array::new();
 
-/// The filters of the sessions, each a program of its own that the agent makes (`mirror_core::filter`). Sessions with
-/// the same filter share one element.
+/// The filters of the sessions, each one a program that the agent compiles (`mirror_core::filter`). Sessions with the
+/// same filter share one element.
 #[btf_map(pin_by_name)]
 static FILTERS: ProgramArray<{ FILTER_PLACES as usize }> = ProgramArray::new();
 
-/// From a place in `FILTERS` to the hash of the instructions of the program there, for the next agent: its compiler may
-/// make another program of the same text. The programs do not use this map.
+/// The hash of the instructions of each program in `FILTERS`, by the same index. For the next agent: its compiler may
+/// compile the same text to another program. The programs do not use this map.
 #[btf_map(pin_by_name)]
 static FILTER_HASHES: Array<u64, { FILTER_PLACES as usize }> = Array::new();
 
@@ -78,7 +78,7 @@ pub(crate) static COUNTERS: PerCpuArray<SessionCounters, { MAX_SESSIONS as usize
 #[unsafe(no_mangle)]
 pub(crate) static INSIDE: Global<u32> = Global::new(0);
 
-/// Inode of that pod's network namespace. The agent loads a program before there is a pod for it, and writes this then.
+/// Inode of that pod's network namespace. The agent writes it later: it loads the program before the pod exists.
 #[unsafe(no_mangle)]
 static mut NETNS: u32 = 0;
 /// The network namespace that the program runs in, as in the keys of `TAPS`: 0 is that of the agent.
@@ -88,7 +88,7 @@ fn netns() -> u32 {
     if INSIDE.load() == 0 { 0 } else { unsafe { core::ptr::read_volatile(&raw const NETNS) } }
 }
 
-/// 0 on a kernel that refuses a tail call beside functions. There the tap programs run without filters.
+/// 0 on a kernel that refuses a tail call in a program with functions. There the tap programs run without filters.
 #[unsafe(no_mangle)]
 static CALLS_FILTERS: Global<u32> = Global::new(1);
 
@@ -106,7 +106,7 @@ fn tap_egress(ctx: TcContext) -> i32 {
     TC_ACT_UNSPEC
 }
 
-/// Runs every session of the device's tap. It returns nothing, so the code of a helper cannot become a verdict.
+/// Runs the packet through the sessions of its tap. Returns nothing, so no helper's code can become a verdict.
 #[inline(always)]
 fn mirror(ctx: &TcContext, hook: Hook) {
     let skb: *mut __sk_buff = ctx.as_ptr().cast();
@@ -119,7 +119,6 @@ fn mirror(ctx: &TcContext, hook: Hook) {
     decide::mirror(&mut Skb { skb, tc_index, len }, packet, tap);
 }
 
-/// The tap of a device.
 #[inline(always)]
 fn tap(ifindex: u32) -> Option<&'static Tap> {
     // SAFETY: the agent replaces whole entries and never writes into one, see `NO_PREALLOC`.
@@ -159,7 +158,7 @@ impl Kernel for Skb {
     #[inline(always)]
     fn target(&mut self, tap: &Tap, index: u32) -> Option<Reach> {
         let Target { ifindex, flags, .. } = TARGETS.get(index)?;
-        // Inside a pod, the target's index would be another device's.
+        // Inside a pod, the target's ifindex would refer to another device.
         let ifindex = if INSIDE.load() == 0 || *ifindex == 0 { *ifindex } else { tap.exit };
         Some(Reach { ifindex, flags: *flags })
     }
@@ -229,10 +228,10 @@ impl Kernel for Skb {
     #[inline(always)]
     fn count(&mut self, session: &Session, direction: Direction, verdict: Verdict) {
         let Some(counters) = COUNTERS.get_ptr_mut(session.id) else { return };
-        // The mask must be seen by the verifier, which does not know what the compiler has concluded already.
+        // The verifier must see the mask: it does not know the compiler's range analysis.
         let verdict = core::hint::black_box(verdict as u32) as usize & (Verdict::SLOTS - 1);
         // SAFETY: the element belongs to this CPU. A program that interrupts this one on the same CPU between load and
-        // store (a softirq over a process's own transmission) is excluded: tc runs with softirqs disabled.
+        // store (a softirq during a process's own transmission) is excluded: tc runs with softirqs disabled.
         let Counter { packets, bytes } = unsafe { &mut (*counters).counters[direction as usize][verdict] };
         *packets += 1;
         *bytes += u64::from(self.len);
@@ -240,16 +239,16 @@ impl Kernel for Skb {
 
     #[inline(always)]
     fn zero(&mut self) -> u32 {
-        // A packet is shorter than 2 GiB, but the verifier does not know. The compiler does not know what is in the box.
+        // A packet is shorter than 2 GiB. The verifier does not know that, and the compiler must not use it.
         core::hint::black_box(self.len >> 31)
     }
 }
 
-/// Runs the program of a filter. Returns the program's answer, or 0 if there is no such program.
+/// Runs the program of a filter. Returns its return value, or 0 if the program does not exist.
 ///
-/// A tail call never comes back, so the program returns in the place of this function, to its caller: its answer can
-/// become no verdict of tc. This is a global function, and not inlined, for that reason. Before Linux 5.12, a global
-/// function takes only the context and numbers.
+/// A successful tail call does not return here: the program replaces this function and returns to its caller, so its
+/// return value cannot become a tc verdict. That is why this is a global function, and not inlined. Before Linux 5.12,
+/// the arguments of a global function can only be the context and numbers.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn filter(skb: *mut __sk_buff, place: u32) -> u32 {
@@ -261,14 +260,14 @@ extern "C" fn filter(skb: *mut __sk_buff, place: u32) -> u32 {
     core::hint::black_box(0)
 }
 
-/// The answers of [`sample`].
+/// Return values of [`sample`].
 const IN_SAMPLE: u32 = 1;
 const NOT_IN_SAMPLE: u32 = 0;
 const UNKNOWN: u32 = 2;
 
 /// Whether the packet is in a sample. The arguments are fields of the session.
 ///
-/// This is a global function, so the verifier goes through it once, and not again for every path that leads to it.
+/// A global function, so the verifier checks it once, and not again for every path that leads to it.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn sample(skb: *mut __sk_buff, share: u32, seed: u32) -> u32 {

@@ -1,6 +1,6 @@
-//! Limits and budgets in the kernel: the meters, each used by one CPU at a time.
+//! Limits and budgets in the kernel: meters under a lock, so that one CPU at a time uses each.
 //!
-//! `mirror_common::limit` has the rules; this file has the maps and the locks. The tap programs call it.
+//! `mirror_common::limit` has the rules; this file has the maps and the locks. Called by the tap programs.
 
 use aya_ebpf::{
     bindings::bpf_spin_lock,
@@ -21,7 +21,7 @@ use mirror_common::{
     verdict::Verdict,
 };
 
-/// The limits of each session, at the place of its settings. The agent writes them.
+/// The limits of each session, by the index of its settings. The agent writes them.
 #[btf_map(pin_by_name)]
 static LIMITS: Array<Limits, { SETTINGS_PLACES as usize }> = Array::new();
 
@@ -54,7 +54,7 @@ static POD_METERS: Array<LockedPodMeter, { MAX_TAPS as usize }> = Array::new();
 #[btf_map(pin_by_name)]
 static NAMESPACE_METERS: Array<LockedMeter, { MAX_TAPS as usize }> = Array::new();
 
-/// A meter and its lock. The kernel finds the lock by its type.
+/// A meter and its lock. The kernel identifies the lock by its type.
 #[repr(C)]
 struct LockedMeter {
     lock: bpf_spin_lock,
@@ -73,7 +73,7 @@ struct LockedPodMeter {
 /// The meters in the maps.
 struct Maps;
 
-/// Changes the meter at a place of a map under its lock, as far as there is one.
+/// Changes the meter at an index of a map under its lock. Returns `None` from the caller if there is no such meter.
 macro_rules! locked {
     ($map:ident[$place:expr], $limits:expr, $change:ident) => {{
         let (limits, meter) = ($limits, $map.get_ptr_mut($place)?);
@@ -137,24 +137,24 @@ pub(crate) fn take(tap: &Tap, session: &Session, target: Reach, len: u32) -> Res
     }
 }
 
-/// Gives back the charge of [`take`] for a packet that was not copied after all.
+/// Refunds the charge of [`take`] for a packet that was not copied after all.
 #[inline(always)]
 pub(crate) fn give_back(tap: &Tap, session: &Session, len: u32, paid: Paid) {
     refund_packet(places(session), paid.to_bits(), owners(tap), session.target + 1, len);
 }
 
-/// The answers of [`charge_packet`] beside the bits of [`Paid`].
+/// Return values of [`charge_packet`] besides the bits of [`Paid`].
 const LIMITED: u32 = 1 << 8;
 const ENDED: u32 = 2 << 8;
 const FAILED: u32 = 3 << 8;
 
-/// The places of a session's meter and limits in one argument.
+/// Packs the indexes of a session's meter and limits into one argument.
 #[inline(always)]
 const fn places(session: &Session) -> u32 {
     session.id | session.settings << 16
 }
 
-/// The places of the pod's and the namespace's meters in one argument: a function has five at most.
+/// Packs the indexes of the pod's and the namespace's meters into one argument: a function has at most five.
 #[inline(always)]
 const fn owners(tap: &Tap) -> u32 {
     tap.pod_meter | tap.namespace_meter << 16
@@ -172,14 +172,14 @@ const fn bill(session: u32, flags: u32, owners: u32, target: u32, len: u32) -> B
     }
 }
 
-/// Charges a packet. `target` is the place of the target, plus 1; 0: it has no ceiling. Returns the bits of [`Paid`], or one
-/// of the other answers.
+/// Charges a packet. `target` is the index of the target, plus 1; 0: it has no ceiling. Returns the bits of [`Paid`],
+/// or one of the other return values.
 ///
-/// This is a global function with numbers as arguments, as `sift` is, so the verifier goes through it once.
+/// A global function with numbers as arguments, so the verifier checks it once.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn charge_packet(session: u32, flags: u32, owners: u32, target: u32, len: u32) -> u32 {
-    // The clock cannot be read under a lock: no helper can be called there.
+    // The clock is read before the locks: no helper can be called under a lock.
     // SAFETY: the helper has no preconditions.
     let now_ns = unsafe { bpf_ktime_get_ns() };
     match charge::charge(&mut Maps, bill(session, flags, owners, target, len), now_ns) {
@@ -190,7 +190,7 @@ extern "C" fn charge_packet(session: u32, flags: u32, owners: u32, target: u32, 
     }
 }
 
-/// Takes a charge back. This is a global function too.
+/// Refunds a charge. A global function too.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn refund_packet(session: u32, paid: u32, owners: u32, target: u32, len: u32) -> u32 {

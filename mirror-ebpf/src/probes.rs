@@ -1,8 +1,8 @@
-//! Programs that tests and benchmarks compare with the tap programs: one only clones, one only counts, one answers in
-//! place, one hands packets to a pod behind its tap, one sends them by another device, one ends the chain for every packet,
-//! and some forge marks, take them away or drop packets.
+//! Programs for tests and benchmarks: one only clones, one only counts, one answers in place, one redirects packets to
+//! a pod past its tap, one sends them by another device, one ends the chain for every packet, and some forge marks,
+//! remove them or drop packets.
 //!
-//! They are no part of the product: the agent never loads this object.
+//! They are not part of the product: the agent never loads this object.
 #![no_std]
 #![no_main]
 
@@ -17,7 +17,7 @@ use aya_ebpf::{
     programs::{TcContext, XdpContext},
 };
 
-/// The device to which [`bare_clone`] clones and [`elsewhere`] sends, and to whose peer [`behind`] hands packets.
+/// The device to which [`bare_clone`] clones and [`elsewhere`] sends, and to whose peer [`behind`] redirects packets.
 #[unsafe(no_mangle)]
 static TARGET: Global<u32> = Global::new(0);
 
@@ -25,7 +25,7 @@ static TARGET: Global<u32> = Global::new(0);
 #[map]
 static SEEN: PerCpuArray<u64> = PerCpuArray::with_max_entries(1, 0);
 
-/// Clones every packet and does nothing else. This is the lowest possible cost of a mirror by `bpf_clone_redirect`.
+/// Clones every packet and does nothing else: the lower bound of the cost of a mirror by `bpf_clone_redirect`.
 #[classifier]
 fn bare_clone(ctx: TcContext) -> i32 {
     // SAFETY: the context is a valid `__sk_buff`, and no packet pointer is held.
@@ -33,7 +33,7 @@ fn bare_clone(ctx: TcContext) -> i32 {
     TC_ACT_UNSPEC
 }
 
-/// A program at the same hook that only counts, and lets the next program run.
+/// A program at the same hook that only counts, and passes the packet to the next program.
 #[classifier]
 fn neighbour(_ctx: TcContext) -> i32 {
     if let Some(seen) = SEEN.get_ptr_mut(0) {
@@ -43,8 +43,8 @@ fn neighbour(_ctx: TcContext) -> i32 {
     TC_ACT_UNSPEC
 }
 
-/// Sends every packet back to the device that it came from, with the sender's MAC address as the destination, as a CNI
-/// does that answers at the hook.
+/// Sends every packet back to the device that it came from, with the sender's MAC address as the destination, like a
+/// CNI that answers at the hook.
 #[classifier]
 fn answer(ctx: TcContext) -> i32 {
     const MAC: usize = 6;
@@ -57,34 +57,34 @@ fn answer(ctx: TcContext) -> i32 {
     unsafe { bpf_redirect((*skb).ifindex, 0) as i32 }
 }
 
-/// Hands every packet to the NIC at the other end of a veth, so that it does not pass the node's end, as eBPF host
-/// routing does.
+/// Redirects every packet to the NIC at the other end of a veth, so that it bypasses the node side, like eBPF host
+/// routing.
 #[classifier]
 fn behind(ctx: TcContext) -> i32 {
     to_peer(&ctx)
 }
 
-/// The same, under the name of Cilium's program at the node's end of a pod's veth.
+/// The same, under the name of Cilium's program on the node side of a pod's veth.
 #[classifier]
 fn cil_from_container(ctx: TcContext) -> i32 {
     to_peer(&ctx)
 }
 
-/// Has the name of Cilium's other program at the node's end, and lets every packet pass.
+/// Lets every packet pass, under the name of Cilium's other program on the node side.
 #[classifier]
 fn cil_to_container(_ctx: TcContext) -> i32 {
     TC_ACT_UNSPEC
 }
 
-/// Sends every packet by another device, as a CNI does with what a pod sends.
+/// Sends every packet by another device, as a CNI does with the packets of a pod.
 #[classifier]
 fn elsewhere(_ctx: TcContext) -> i32 {
     // SAFETY: the helper has no preconditions.
     unsafe { bpf_redirect(TARGET.load(), 0) as i32 }
 }
 
-/// The packet has the NIC's MAC address, so the device that received it took it for another host's, and the pod of an older
-/// kernel (5.10) would drop it for that.
+/// The packet has the NIC's MAC address, so the receiving device classified it as another host's, and an older kernel
+/// (5.10) in the pod would drop it for that.
 #[inline(always)]
 fn to_peer(ctx: &TcContext) -> i32 {
     const PACKET_HOST: u32 = 0;
@@ -95,13 +95,13 @@ fn to_peer(ctx: &TcContext) -> i32 {
     }
 }
 
-/// A program that ends the chain for every packet: the programs behind it see no packet.
+/// Ends the chain for every packet: later programs see no packet.
 #[classifier]
 fn last_word(_ctx: TcContext) -> i32 {
     TC_ACT_OK
 }
 
-/// Puts random numbers where a packet carries marks of other programs, and lets it pass.
+/// Writes random numbers to the fields with marks of other programs, and lets the packet pass.
 #[classifier]
 fn forger(ctx: TcContext) -> i32 {
     let skb: *mut __sk_buff = ctx.as_ptr().cast();
@@ -116,11 +116,11 @@ fn forger(ctx: TcContext) -> i32 {
 }
 
 const EXPERIMENTAL: [u8; 2] = 0x88b5_u16.to_be_bytes();
-/// Behind the header and six bytes.
+/// After the Ethernet header and six bytes.
 const CHOICE: usize = 20;
 
-/// Puts a mark of the sender's choice on a packet of an experimental ethertype: two bytes of the packet say it. Lets every
-/// packet pass.
+/// Writes a mark of the sender's choice to a packet of an experimental ethertype: two bytes of the packet contain it.
+/// Lets every packet pass.
 #[classifier]
 fn marker(ctx: TcContext) -> i32 {
     if let (Ok(EXPERIMENTAL), Ok(choice)) = (ctx.load::<[u8; 2]>(12), ctx.load::<[u8; 2]>(CHOICE)) {
@@ -131,8 +131,8 @@ fn marker(ctx: TcContext) -> i32 {
     TC_ACT_UNSPEC
 }
 
-/// Counts in a packet of the experimental ethertype how often it has passed, and takes its mark the first time. Lets every
-/// packet pass.
+/// Counts in a packet of the experimental ethertype how often it has passed, and removes its mark the first time. Lets
+/// every packet pass.
 #[classifier]
 fn unmarker(ctx: TcContext) -> i32 {
     if let (Ok(EXPERIMENTAL), Ok(passed)) = (ctx.load::<[u8; 2]>(12), ctx.load::<[u8; 2]>(CHOICE)) {
@@ -153,7 +153,7 @@ fn swallow(_ctx: TcContext) -> i32 {
     TC_ACT_SHOT
 }
 
-/// The same, ahead of all hooks of tc.
+/// The same, before all tc hooks.
 #[xdp]
 fn swallow_early(_ctx: XdpContext) -> u32 {
     XDP_DROP

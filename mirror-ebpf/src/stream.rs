@@ -1,6 +1,6 @@
-//! Records of streams: writes a packet into the ring of a session's target.
+//! Writes the records of streams: a packet into the ring of a session's target.
 //!
-//! The format and the rules are `mirror_common::stream`; here are the maps and the helpers.
+//! The format and the rules are in `mirror_common::stream`; this file has the maps and the helpers.
 
 use aya_ebpf::{
     bindings::{__sk_buff, BPF_RB_AVAIL_DATA, BPF_RB_FORCE_WAKEUP, BPF_RB_NO_WAKEUP, BPF_RB_RING_SIZE},
@@ -20,7 +20,7 @@ use mirror_common::{
 
 use crate::deliver;
 
-/// Bytes of the ring that describes the rings of `STREAMS` to the kernel. The agent makes each as large as it likes.
+/// Size in bytes of the ring in the type of `STREAMS`. The agent chooses the size of each ring.
 const EXAMPLE: usize = 1 << 16;
 
 /// The ring of each target that is a stream, by the target's index.
@@ -31,14 +31,14 @@ static STREAMS: ArrayOfMaps<RingBuf<u8, EXAMPLE>, { TARGET_PLACES as usize }> = 
 #[btf_map(pin_by_name)]
 static TAKEN: Array<u64, { MAX_SESSIONS as usize }> = Array::new();
 
-/// Those of them that the reader has returned. Written by the program that reads, and for a new session by the agent.
+/// Bytes of these that the reader has returned. Written by the reading program, and for a new session by the agent.
 #[btf_map(pin_by_name)]
 static RETURNED: Array<u64, { MAX_SESSIONS as usize }> = Array::new();
 
-/// Bit of the last argument of [`put_record`] that holds the direction; the snap length is below it.
+/// Bit of the last argument of [`put_record`] with the direction; the snap length is below it.
 const DIRECTION_SHIFT: u32 = 31;
 
-/// The answers of [`put_record`].
+/// Return values of [`put_record`].
 const COPIED: u32 = 0;
 const LOST: u32 = 1;
 const DOWN: u32 = 2;
@@ -47,7 +47,7 @@ const FAILED: u32 = 3;
 /// Writes a record of the packet for a session.
 #[inline(always)]
 pub(crate) fn record(skb: *mut __sk_buff, session: &Session, direction: Direction) -> Result<(), Verdict> {
-    // The box keeps the compiler from a branch, behind which the verifier would know the direction.
+    // The black box keeps the compiler from a branch after which the verifier would know the direction.
     let direction = black_box(direction as u32);
     let form = session.snaplen & !(1 << DIRECTION_SHIFT) | direction << DIRECTION_SHIFT;
     match put_record(skb, session.target, session.id, session.serial, form) {
@@ -60,7 +60,7 @@ pub(crate) fn record(skb: *mut __sk_buff, session: &Session, direction: Directio
 
 /// Writes a record: `form` is the snap length and the direction.
 ///
-/// A global function, so that the verifier goes through it once.
+/// A global function, so that the verifier checks it once.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn put_record(skb: *mut __sk_buff, ring: u32, session: u32, serial: u32, form: u32) -> u32 {
@@ -80,7 +80,7 @@ extern "C" fn put_record(skb: *mut __sk_buff, ring: u32, session: u32, serial: u
         )
     };
     let snaplen = form & !(1 << DIRECTION_SHIFT);
-    // A VLAN tag in metadata is a part of what is kept.
+    // A VLAN tag in metadata counts towards the snap length.
     let most = if snaplen == 0 { u32::MAX } else { snaplen.saturating_sub(if tagged { 4 } else { 0 }) };
     let asked = len.min(most);
     let captured = asked.min(MAX_CAPTURE);
@@ -117,15 +117,14 @@ extern "C" fn put_record(skb: *mut __sk_buff, ring: u32, session: u32, serial: u
     answer
 }
 
-/// Adds to a number that other CPUs add to as well.
+/// Adds to a number that other CPUs also add to.
 #[inline(always)]
 fn add(number: *mut u64, more: u64) {
     // SAFETY: the number is an element of an array, which is valid for the whole program. `core` has no atomic addition
-    // for a target without compare-and-swap; the kernel has had this instruction always.
+    // for a target without compare-and-swap; the kernel has always had this instruction.
     unsafe { asm!("lock *(u64 *)({0} + 0) += {1}", in(reg) number, in(reg) more) };
 }
 
-/// A record to write.
 struct Record {
     skb: *mut __sk_buff,
     ring: *mut c_void,
@@ -134,7 +133,7 @@ struct Record {
 }
 
 impl Record {
-    /// Writes it in the first of [`SIZES`] that it fits into.
+    /// Writes the record in the first of [`SIZES`] that fits.
     #[inline(always)]
     fn put(&self) -> u32 {
         macro_rules! first_that_fits {
@@ -156,8 +155,8 @@ impl Record {
         if record.is_null() {
             return LOST;
         }
-        // Here, behind the helper, and less one: a form in which every verifier sees that it is 1 to what there is room
-        // for (before Linux 5.11 it forgets the bounds of a number on the stack).
+        // Here, after the helper, and minus one: a form from which every verifier sees that it is 1 to the available
+        // room (before Linux 5.11 it forgets the bounds of a number on the stack).
         let last = black_box(u64::from(self.head.captured).wrapping_sub(1));
         // SAFETY: the reserved record is `SIZE` bytes long, and the verifier checks every access.
         let loaded = unsafe {
@@ -168,7 +167,7 @@ impl Record {
                 -1
             }
         };
-        // SAFETY: the record was reserved, and is given back once.
+        // SAFETY: the record was reserved, and is submitted or discarded once.
         unsafe {
             if loaded == 0 {
                 bpf_ringbuf_submit(record, self.wake);

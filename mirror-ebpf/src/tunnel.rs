@@ -1,4 +1,4 @@
-//! Addresses a copy for a tunnel. `deliver` calls it. A packet of a pod is never given an address.
+//! Encapsulates a copy for a tunnel, by setting the tunnel metadata. Called by `deliver`, never for a pod's own packet.
 
 use core::ffi::c_void;
 
@@ -19,7 +19,7 @@ use mirror_common::{
 const PACKET_HOST: u32 = 0;
 const PACKET_OTHERHOST: u32 = 3;
 
-/// Bytes of the longest copy that may be handed to the kernel. `len`: the length of this one.
+/// Returns the maximum length of a copy that may be passed to the kernel. `len`: the length of this one.
 #[inline(always)]
 pub(crate) fn room(skb: *mut __sk_buff, tunnel: &Tunnel, len: u32) -> u32 {
     // SAFETY: the context is valid for the whole program.
@@ -31,10 +31,10 @@ pub(crate) fn room(skb: *mut __sk_buff, tunnel: &Tunnel, len: u32) -> u32 {
     lookup.room(tunnel, code)
 }
 
-/// Addresses a copy. Returns whether the kernel could do that.
+/// Sets the tunnel metadata of a copy. Returns whether the kernel could do that.
 #[inline(always)]
 pub(crate) fn address(skb: *mut __sk_buff, tunnel: &Tunnel, announced: &Delivery) -> bool {
-    // The session is still that of another target.
+    // The session still belongs to another target.
     if announced.key == 0 {
         return false;
     }
@@ -43,10 +43,10 @@ pub(crate) fn address(skb: *mut __sk_buff, tunnel: &Tunnel, announced: &Delivery
     let family = if has(TUNNEL_IPV6) { BPF_F_TUNINFO_IPV6 } else { 0 };
     let checksum = if has(TUNNEL_CHECKSUM) { 0 } else { BPF_F_ZERO_CSUM_TX };
     let (bytes, flags) = (size_of::<Key>() as u32, u64::from(family | checksum));
-    // For a packet that is too long, the kernel may send an ICMP error to the sender of the packet inside. GRE does so if
-    // the packet is for this host, VXLAN and GENEVE if it is not, and their device is a port of a bridge or of Open vSwitch.
+    // For a packet that is too long, the kernel may send an ICMP error to the sender of the inner packet. GRE does so
+    // if the packet is for this host; VXLAN and GENEVE if it is not, with a device on a bridge or Open vSwitch.
     let packet_type = if has(TUNNEL_UDP) { PACKET_HOST } else { PACKET_OTHERHOST };
-    // Routes may depend on the mark, and that of the pod's packet is not for the tunnel's packet.
+    // Routes may depend on the mark, and that of the pod's packet must not affect the tunnel's packet.
     // SAFETY: the context is valid for the whole program, tc programs may write its mark, and the kernel reads as many
     // bytes as the call says.
     let is_addressed = unsafe {
@@ -75,7 +75,7 @@ pub(crate) fn address(skb: *mut __sk_buff, tunnel: &Tunnel, announced: &Delivery
     }
 }
 
-/// Gives a copy that has an address an option of this many bytes.
+/// Adds an option of this many bytes to a copy with tunnel metadata.
 #[inline(always)]
 fn set_option(skb: *mut __sk_buff, option: *mut c_void, bytes: usize) -> bool {
     // SAFETY: the context is valid for the whole program, and the option has this length.

@@ -1,7 +1,8 @@
-//! [`findings`]: what the facts about a cluster mean for podmirror. Pure.
+//! [`findings`]: evaluates the facts about a cluster. Pure.
 //!
-//! Here are the checks that need no agent: the server, the nodes, the network and the CRDs; [`rights`] has those of the
-//! user's rights. [`installed`] has those of a podmirror that is there. `check` reads the facts and prints the findings.
+//! This module has the checks that need no agent: the server, the nodes, the network and the CRDs; [`rights`] has those
+//! of the user's rights, and [`installed`] those of an installed podmirror. `check` reads the facts and prints the
+//! findings.
 
 mod installed;
 mod rights;
@@ -24,17 +25,17 @@ pub(super) use self::rights::{Asked, Right, asked};
 use super::network;
 use crate::nodes::Answer;
 
-/// Most nodes that a finding names.
+/// Maximum number of nodes that a finding names.
 const MOST_NAMED: usize = 10;
-/// The kernels: without the first, there is no agent; without the second, no filters on arm64; without the third, no TCX.
+/// Minimum kernels: for the agent, for filters on arm64, and for TCX.
 const LEAST_KERNEL: (u32, u32) = (5, 10);
 const ARM_FILTERS: (u32, u32) = (6, 0);
 const TCX: (u32, u32) = (6, 6);
-/// The versions of Kubernetes: that of the chart, and that with everything.
+/// Minimum versions of Kubernetes: for the chart, and for all features.
 const LEAST_SERVER: (u32, u32) = (1, 25);
 const WHOLE_SERVER: (u32, u32) = (1, 30);
 
-/// What could be read, or why it could not.
+/// A value that was read, or the reason why it could not be read.
 pub(super) type Read<T> = Result<T, Unread>;
 
 /// Why something could not be read.
@@ -45,7 +46,6 @@ pub(super) struct Unread {
     pub(super) why: String,
 }
 
-/// What is known of a cluster.
 #[derive(Debug)]
 pub(super) struct Facts {
     /// The version of this program.
@@ -58,7 +58,7 @@ pub(super) struct Facts {
     pub(super) nodes: Read<Vec<Node>>,
     /// The DaemonSets of all namespaces.
     pub(super) daemon_sets: Read<Vec<DaemonSet>>,
-    /// Those of podmirror that are there.
+    /// The installed CRDs of podmirror.
     pub(super) crds: Read<Vec<CustomResourceDefinition>>,
     pub(super) rights: Vec<Right>,
     /// The DaemonSets of the agents.
@@ -69,16 +69,16 @@ pub(super) struct Facts {
     pub(super) controllers: Read<Vec<Deployment>>,
     pub(super) reports: Read<Vec<MirrorNode>>,
     pub(super) targets: Read<Vec<MirrorTarget>>,
-    /// What the agents say; `None`: the user may not ask them, or there are none.
+    /// The answers of the agents; `None`: the user lacks the right to ask them, or there are none.
     pub(super) answers: Option<Vec<Answer>>,
 }
 
-/// How good a finding is.
+/// The result of a check.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "UPPERCASE")]
 pub(super) enum Level {
     Ok = 0,
-    /// Something should be looked at.
+    /// Something should be examined.
     Warn = 1,
     /// It does not work.
     Fail = 2,
@@ -100,7 +100,7 @@ pub(super) struct Finding {
     pub(super) check: &'static str,
     pub(super) result: Level,
     pub(super) found: String,
-    /// What can be done; empty: nothing has to be done.
+    /// The remedy; empty if nothing has to be done.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub(super) todo: String,
 }
@@ -118,7 +118,7 @@ impl Finding {
         Self { check, result: Level::Fail, found, todo: todo.into() }
     }
 
-    /// It could not be checked.
+    /// A finding for facts that could not be read.
     fn unread(check: &'static str, what: &str, Unread { is_refused, why }: &Unread) -> Self {
         let todo = match is_refused {
             true => format!("let somebody check who may list {what}"),
@@ -128,7 +128,7 @@ impl Finding {
     }
 }
 
-/// The findings, in the order in which a reader can use them.
+/// Returns the findings, in the order of the output.
 pub(super) fn findings(facts: &Facts) -> Vec<Finding> {
     let version = match &facts.server {
         Ok(version) => version,
@@ -158,7 +158,7 @@ fn numbers(version: &str) -> Option<(u32, u32)> {
     Some((parts.next()?.parse().ok()?, parts.next()?.parse().ok()?))
 }
 
-/// Whether the server has the policies without which there are no MirrorNodes and no controller.
+/// Whether the server has the admission policies that MirrorNodes and the controller require.
 fn is_whole(facts: &Facts) -> bool {
     let version = facts.server.as_deref().ok().and_then(numbers);
     version.is_some_and(|version| version >= WHOLE_SERVER)
@@ -184,7 +184,7 @@ fn server(version: &str) -> Finding {
     }
 }
 
-/// Some names, and how many more there are.
+/// The first names, and the number of the remaining ones.
 fn named<'n>(names: impl IntoIterator<Item = &'n str>) -> String {
     let names: Vec<_> = names.into_iter().collect();
     let first = names.iter().take(MOST_NAMED).copied().collect::<Vec<_>>().join(", ");
@@ -194,7 +194,7 @@ fn named<'n>(names: impl IntoIterator<Item = &'n str>) -> String {
     }
 }
 
-/// So many of a thing, in words.
+/// A number with its noun.
 fn count(number: usize, thing: &str) -> String {
     if number == 1 { format!("1 {thing}") } else { format!("{number} {thing}s") }
 }
@@ -204,7 +204,7 @@ fn info(node: &Node) -> (&str, &str, &str) {
     info.map_or(("", "", ""), |info| (&info.operating_system, &info.architecture, &info.kernel_version))
 }
 
-/// Whether there is an agent for the system of a node.
+/// Whether podmirror has an agent for the node's operating system and architecture.
 fn is_fit(node: &Node) -> bool {
     let (system, architecture, _) = info(node);
     system == "linux" && ["amd64", "arm64"].contains(&architecture)
@@ -232,7 +232,7 @@ fn systems(nodes: &[Node], is_installed: bool) -> Vec<Finding> {
     } else {
         let of: Vec<_> = fit.iter().map(|(of, number)| format!("{number} with linux/{of}")).collect();
         let found = format!("{}: {}", count(nodes.len(), "node"), of.join(", "));
-        // Afterwards the check of the agents names the nodes without one.
+        // If podmirror is installed, the check of the agents names the nodes without one.
         findings.push(match fit.contains_key("arm64") && !is_installed {
             true => Finding {
                 todo: "install with the chart's image.architectures, as docs/install.md says".to_owned(),
@@ -320,7 +320,7 @@ fn networks(daemon_sets: &Read<Vec<DaemonSet>>) -> Vec<Finding> {
     networks.into_iter().map(finding).collect()
 }
 
-/// Whether something of podmirror is there.
+/// Whether any part of podmirror is installed.
 fn is_installed(facts: &Facts) -> bool {
     let is_there = |read: Option<bool>| read.unwrap_or(false);
     is_there(facts.installed.as_ref().ok().map(|sets| !sets.is_empty()))
@@ -370,7 +370,7 @@ fn resources(facts: &Facts) -> Vec<Finding> {
     findings
 }
 
-/// The schemas by version.
+/// The schemas of a CRD by version.
 fn schemas(crd: &CustomResourceDefinition) -> BTreeMap<&str, Option<&impl PartialEq>> {
     let versions = crd.spec.versions.iter();
     versions

@@ -1,18 +1,17 @@
-//! Which CNI a cluster has, as far as the names and images of DaemonSets tell, and what is known of it. Pure.
+//! Detects the CNI of a cluster from the names and images of DaemonSets, and describes its coverage. Pure.
 //!
-//! The sentences are those of the table in docs/choosing.md. `judge` calls it.
+//! The sentences are those of the table in docs/choosing.md. Called by `judge`.
 
 use std::collections::BTreeSet;
 
 use k8s_openapi::api::apps::v1::DaemonSet;
 
-/// A CNI.
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Network {
     pub(super) name: &'static str,
     /// A part of the name or of an image of its DaemonSet.
     word: &'static str,
-    /// What podmirror sees there; `None`: docs/choosing.md does not name it.
+    /// What podmirror sees with it; `None`: docs/choosing.md does not list it.
     pub(super) covered: Option<&'static str>,
 }
 
@@ -48,7 +47,7 @@ const NETWORKS: [Network; 14] = [
     Network { name: "OpenShift SDN", word: "openshift-sdn", covered: None },
 ];
 
-/// The CNIs of these DaemonSets.
+/// Returns the CNIs of these DaemonSets.
 pub(super) fn of(daemon_sets: &[DaemonSet]) -> BTreeSet<&'static Network> {
     let words = |of: &DaemonSet| {
         let containers = of.spec.iter().flat_map(|spec| spec.template.spec.iter());
@@ -59,7 +58,7 @@ pub(super) fn of(daemon_sets: &[DaemonSet]) -> BTreeSet<&'static Network> {
     NETWORKS.iter().filter(|network| words.iter().any(|word| has(word, network.word))).collect()
 }
 
-/// Whether a name or image has this word, alone or with others behind hyphens, as in `kube-flannel-ds`.
+/// Whether a name or image is this word, or contains it between hyphens, as in `kube-flannel-ds`.
 fn has(text: &str, word: &str) -> bool {
     let is_end = |char: Option<char>| char.is_none_or(|char| !char.is_ascii_alphanumeric());
     text.match_indices(word).any(|(at, _)| {
@@ -105,7 +104,7 @@ mod tests {
         ] {
             assert_eq!(names(&[(name, image)]), [expected], "{name}");
         }
-        // Two DaemonSets of one CNI, and programs that only sound like one.
+        // Two DaemonSets of one CNI, and programs with similar names.
         assert_eq!(names(&[("cilium", "a"), ("cilium-envoy", "quay.io/cilium/x")]), ["Cilium"]);
         assert!(names(&[("kube-proxy", "registry.k8s.io/kube-proxy:v1"), ("netdata", "netdata")]).is_empty());
     }

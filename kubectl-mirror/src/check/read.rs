@@ -1,6 +1,6 @@
-//! The facts of `check`: what the API server says, and what the agents say where the user may ask them.
+//! Reads the facts of `check`: from the API server, and from the agents if the user has the right to ask them.
 //!
-//! The edge: it judges nothing. What cannot be read is a fact too.
+//! This module evaluates nothing. A failure to read is also a fact.
 
 use std::{future::Future, time::Duration};
 
@@ -27,12 +27,12 @@ use crate::{
     nodes,
 };
 
-/// How long to wait for an answer of the API server.
+/// Timeout for an answer of the API server.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// The label of the controller's Deployment.
 const CONTROLLER: &str = "app.kubernetes.io/component=controller";
 
-/// Asks everything, and an agent on each node last.
+/// Reads all facts; the agents are asked last.
 pub(super) async fn facts(cluster: &Cluster) -> Facts {
     let Cluster { client, namespace, agents } = cluster;
     let server = within(client.apiserver_version()).await.map(|info| info.git_version);
@@ -74,7 +74,7 @@ pub(super) async fn facts(cluster: &Cluster) -> Facts {
         facts.rights.iter().any(|right| right.asked.is_for_answers && right.missing == Ok(Vec::new()));
     let are_there = facts.pods.as_ref().is_ok_and(|pods| !pods.is_empty());
     if may_ask && are_there {
-        // The error would be the right, or that there is no agent: both are judged by other facts.
+        // The error would be a missing right, or that there is no agent: other facts cover both.
         facts.answers = nodes::ask(cluster, None).await.ok();
     }
     facts
@@ -96,7 +96,7 @@ async fn within<T>(answer: impl Future<Output = kube::Result<T>>) -> Read<T> {
     }
 }
 
-/// The objects of a kind. A kind that the server does not have has no objects.
+/// The objects of a kind. An unknown kind has no objects.
 async fn list<K>(api: &Api<K>, params: &ListParams) -> Read<Vec<K>>
 where
     K: kube::Resource + Clone + std::fmt::Debug + serde::de::DeserializeOwned,

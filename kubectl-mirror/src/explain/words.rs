@@ -1,4 +1,5 @@
-//! What the API server knows of a pod and its mirrors, in words. Pure. The agent's own words are in `mirror_core::status`.
+//! Describes a pod and its mirrors from the API server's objects. Pure. The agent's own text is in
+//! `mirror_core::status`.
 
 use std::collections::BTreeMap;
 
@@ -17,16 +18,16 @@ use mirror_core::{
 };
 use serde_json::Value;
 
-/// Most characters of a line. An annotation can have 256 KiB.
+/// Maximum length of a line in characters. An annotation can have 256 KiB.
 const MOST: usize = 1024;
 
-/// What was read. What does not exist or may not be read is missing.
+/// The objects that were read. Missing objects do not exist, or the user has no right to read them.
 pub(super) struct Facts {
     pub(super) pod: Pod,
     pub(super) namespace: Option<Namespace>,
     pub(super) mirrors: Vec<Mirror>,
     pub(super) of_cluster: Vec<ClusterMirror>,
-    /// That of the pod's node.
+    /// The MirrorNode of the pod's node.
     pub(super) node: Option<MirrorNode>,
 }
 
@@ -40,7 +41,7 @@ struct Selecting<'a> {
     status: Option<&'a MirrorStatus>,
 }
 
-/// Which right would tell more.
+/// The hint about a right that would give more information.
 pub(super) fn missing_right(right: &str) -> String {
     format!(
         "The agent of the node knows more: the hooks, filters, budgets, targets and counters of this pod. To ask it \
@@ -48,7 +49,7 @@ pub(super) fn missing_right(right: &str) -> String {
     )
 }
 
-/// The text about the pod.
+/// Returns the text about the pod.
 pub(super) fn words(facts: &Facts) -> String {
     let mut text = String::new();
     about_pod(facts, &mut text);
@@ -91,12 +92,12 @@ fn about_pod(Facts { pod, namespace, .. }: &Facts, text: &mut String) {
     }
 }
 
-/// Whether an annotation asks for something of a mirror.
+/// Whether an annotation is a setting of podmirror.
 fn is_ours(key: &str) -> bool {
     key.starts_with(PREFIX) || key == OVN_MIRROR || key.ends_with(OVN_ATTACHMENT)
 }
 
-/// A resource, its conditions, and what the node of the pod says of both.
+/// Appends a resource, its conditions, and the report of the pod's node on both.
 fn about_mirror(mirror: &Selecting<'_>, facts: &Facts, text: &mut String) {
     let Selecting { kind, namespace, name, uid, spec, status } = mirror;
     let full = namespace.iter().map(String::as_str).chain([name.as_str()]).collect::<Vec<_>>().join("/");
@@ -128,7 +129,7 @@ fn about_mirror(mirror: &Selecting<'_>, facts: &Facts, text: &mut String) {
     }
 }
 
-/// What a resource asks for besides its pods and its target: the fields of its `spec`, as they stand there.
+/// The settings of a resource besides its pods and its target: the fields of its `spec`, unchanged.
 fn wishes(spec: &MirrorSpec) -> Vec<(String, Value)> {
     match serde_json::to_value(spec) {
         Ok(Value::Object(fields)) => {
@@ -139,7 +140,7 @@ fn wishes(spec: &MirrorSpec) -> Vec<(String, Value)> {
     }
 }
 
-/// What a node says of a resource and of the pod.
+/// Appends the node's report on a resource and on the pod.
 fn about_summary(node: &str, of: &MirrorSummary, pod: &Pod, text: &mut String) {
     if let Some(refused) = &of.refused {
         line(text, 1, &format!("Node {node} refuses it: {}: {}", refused.reason, refused.message));
@@ -164,7 +165,7 @@ fn about_summary(node: &str, of: &MirrorSummary, pod: &Pod, text: &mut String) {
     }
 }
 
-/// The resources that select the pod, those of the cluster first.
+/// The resources that select the pod, ClusterMirrors first.
 fn selecting(facts: &Facts) -> Vec<Selecting<'_>> {
     let Facts { pod, namespace, mirrors, of_cluster, .. } = facts;
     let is_in = |mirror: &&ClusterMirror| {
@@ -195,12 +196,12 @@ fn selecting(facts: &Facts) -> Vec<Selecting<'_>> {
     of_cluster.chain(mirrors).filter(|mirror| is_of(mirror.spec)).collect()
 }
 
-/// Whether labels match. A selector that is invalid selects nothing.
+/// Whether a selector matches the labels. An invalid selector selects nothing.
 fn selects(selector: &LabelSelector, labels: &BTreeMap<String, String>) -> bool {
     Selector::try_from(selector.clone()).is_ok_and(|selector| selector.matches(labels))
 }
 
-/// Adds a line, so many steps to the right. Users write parts of it, so it is cut, and cannot have control characters.
+/// Appends a line with an indent. Users write parts of it, so it is cut, and control characters are removed.
 fn line(text: &mut String, depth: usize, line: &str) {
     let mut chars = line.chars();
     let cut: String = chars.by_ref().take(MOST).collect();

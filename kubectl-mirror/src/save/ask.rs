@@ -1,7 +1,7 @@
-//! Asks the recorders of the nodes, by `mirror-agent save` in their containers, some of them at a time.
+//! Requests packets from the recorders of the nodes, by `mirror-agent save` in their containers, some nodes at a time.
 //!
-//! A node that does not answer is told, and costs no packet of the others. But if this machine cannot keep what comes, that is
-//! the end: the next node would fare no better, and what has come already is not all there is.
+//! A node that does not answer is reported, and the packets of the others are kept. But if this machine cannot store
+//! the packets, the command fails: the next node's would fail, too, and the ones received are incomplete.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -27,19 +27,19 @@ use crate::{
     tell,
 };
 
-/// How the message of `mirror-agent save` begins where no recorder has a socket.
+/// The beginning of the message of `mirror-agent save` if there is no recorder's socket.
 const NO_SOCKET: &str = "mirror-agent: no recorder of target ";
 
-/// What the nodes have answered.
+/// The answers of the nodes.
 #[derive(Debug)]
 pub(super) struct Answers<F = File> {
-    /// The file of each node that has packets.
+    /// The file of each node with packets.
     pub(super) files: Vec<(String, F)>,
-    /// How many nodes have answered, with packets or without.
+    /// The number of nodes that answered, with packets or without.
     answered: usize,
-    /// Those that have not, by the reason.
+    /// The nodes that did not answer, by the reason.
     silent: BTreeMap<String, Vec<String>>,
-    /// How many of these have a recorder, so packets of them are missing.
+    /// The number of these nodes with a recorder, so that their packets are missing.
     missing: usize,
 }
 
@@ -49,11 +49,11 @@ impl<F> Default for Answers<F> {
     }
 }
 
-/// Asks the nodes, and tells which of them have nothing to say. Also says what the recorders record.
+/// Requests the packets, and prints the reasons of the nodes that do not answer. Also returns the recorders' targets.
 ///
 /// # Errors
 ///
-/// No node has answered, the user lacks the right to ask, or this machine cannot keep the packets.
+/// No node has answered, the user lacks a right, or this machine cannot store the packets.
 pub(super) async fn ask(
     asked: &BTreeMap<String, BTreeSet<&str>>,
     recorders: &Recorders,
@@ -82,14 +82,14 @@ pub(super) async fn ask(
 }
 
 impl<F> Answers<F> {
-    /// A node cannot be asked.
+    /// Notes that a node cannot be asked.
     fn lacks(&mut self, node: &str, lack: &Lack) {
         let (Lack::NoRecorder(why) | Lack::Silent(why)) = lack;
         self.missing += usize::from(matches!(lack, Lack::Silent(_)));
         self.silent.entry(why.clone()).or_default().push(node.to_owned());
     }
 
-    /// Takes the answers as they come. If this fails, the other nodes are asked no more.
+    /// Collects the answers. After a failure, the remaining nodes are not asked.
     async fn take_all(
         &mut self,
         answers: impl Stream<Item = (String, Result<Option<F>, Failure>)>,
@@ -111,7 +111,7 @@ impl<F> Answers<F> {
         Ok(())
     }
 
-    /// An error if no node has answered.
+    /// Returns an error if no node has answered.
     fn are_some(&self) -> anyhow::Result<()> {
         let silent: usize = self.silent.values().map(Vec::len).sum();
         match (self.answered, silent > self.missing) {
@@ -131,7 +131,7 @@ impl<F> Answers<F> {
     }
 }
 
-/// The packets of one node, in a temporary file. `None`: it has none.
+/// Requests the packets of one node, as a temporary file. `None`: it has none.
 async fn ask_one(
     node: &str,
     recorder: &Recorder,
@@ -150,7 +150,7 @@ async fn ask_one(
     if ended.code != 0 {
         return Err(Failure::There(anyhow!(failed(&ended, &recorder.pod, &cluster.agents))));
     }
-    // It can be long, and the other nodes go on meanwhile.
+    // The file can be long; the other nodes continue meanwhile.
     let (node, beside) = (node.to_owned(), place.clone());
     let counted = tokio::task::spawn_blocking(move || {
         let packets = whole::count(&node, &mut file, &beside)?;
@@ -160,7 +160,7 @@ async fn ask_one(
     counted.await.context("the thread that reads")?
 }
 
-/// A recorder answers one after the other.
+/// Explains a timeout: a recorder serves one client at a time.
 fn if_another_reads(error: anyhow::Error) -> anyhow::Error {
     match error.downcast_ref() {
         Some(Stopped::Silent) => anyhow!("{error:#}; another `save` may be reading from it: try again"),
@@ -168,7 +168,7 @@ fn if_another_reads(error: anyhow::Error) -> anyhow::Error {
     }
 }
 
-/// Why the command has failed in the container of a recorder, which runs.
+/// The reason why the command failed in the container of a running recorder.
 fn failed(ended: &Ended, pod: &str, namespace: &str) -> String {
     let why = ended.why();
     let log = format!("kubectl -n {namespace} logs {pod} -c {CONTAINER}");

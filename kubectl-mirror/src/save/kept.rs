@@ -1,7 +1,7 @@
-//! Where the packets of the nodes are meanwhile: in temporary files that have no names.
+//! Temporary files without names, for the packets of the nodes.
 //!
-//! They can be many, so they are not in memory. `/tmp` is memory on many machines, so they are in the directory of the file
-//! that is written, which needs the room anyway. `save` calls it.
+//! The packets can be large, so they are not kept in memory. `/tmp` is a tmpfs on many machines, so the files are in
+//! the directory of the output file, which needs the space anyway. Called by `save`.
 
 use std::{
     env, fmt,
@@ -11,15 +11,15 @@ use std::{
 
 use crate::exec::Stopped;
 
-/// Where temporary files are that outlive a restart, so on a disk.
+/// A directory for temporary files that survive a restart, so it is on a disk.
 const ON_DISK: &str = "/var/tmp";
 
-/// Why there are no packets of a node.
+/// The reason why there are no packets of a node.
 #[derive(Debug)]
 pub(super) enum Failure {
-    /// This machine has failed, as with a full disk. It would fail with each other node, too.
+    /// A failure of this machine, such as a full disk. It would repeat for each other node.
     Here(anyhow::Error),
-    /// The node has failed, or the way to it.
+    /// A failure of the node, or of the connection to it.
     There(anyhow::Error),
 }
 
@@ -33,33 +33,33 @@ impl From<anyhow::Error> for Failure {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Place {
     directory: PathBuf,
-    /// The user has not chosen it by the path of the file.
+    /// The user has not chosen it by the path of the output.
     is_by_default: bool,
 }
 
 impl Place {
-    /// Beside the file that is written.
+    /// The directory of the output file.
     pub(super) fn beside(directory: &Path) -> Self {
         Self { directory: directory.to_owned(), is_by_default: false }
     }
 
-    /// For a pipe, or a device.
+    /// The default directory, for a pipe or a device.
     pub(super) fn by_default() -> Self {
         let named = env::var_os("TMPDIR").filter(|_| cfg!(unix));
         Self { directory: default_directory(named.map(PathBuf::from)), is_by_default: true }
     }
 
-    /// Makes a temporary file.
+    /// Creates a temporary file.
     pub(super) fn file(&self) -> Result<File, Failure> {
         tempfile::tempfile_in(&self.directory).map_err(|error| self.failed(error))
     }
 
-    /// A temporary file has failed.
+    /// The failure of a temporary file.
     pub(super) fn failed(&self, error: impl Into<anyhow::Error>) -> Failure {
         Failure::Here(error.into().context(self.to_string()))
     }
 
-    /// The packets of a node were not kept. If that is because the file took no more, it is no failure of the node.
+    /// Classifies a failure to store the packets of a node: a write error of the file is not a failure of the node.
     pub(super) fn unkept(&self, error: anyhow::Error) -> Failure {
         match error.downcast_ref() {
             Some(Stopped::Untaken) => self.failed(error),

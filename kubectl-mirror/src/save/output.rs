@@ -1,4 +1,4 @@
-//! Where the packets go: a file that is there only when it is whole, or standard output.
+//! The output of the packets: a file that appears only when it is complete, or standard output.
 
 use std::{
     fs::{self, File, OpenOptions},
@@ -11,23 +11,23 @@ use tempfile::{NamedTempFile, TempPath};
 
 use super::kept::Place;
 
-/// What is written.
+/// The kind of output.
 #[derive(Debug)]
 pub(super) enum Output {
     /// Standard output.
     Stdout,
     /// A pipe or a device, which cannot be replaced.
     Special(PathBuf),
-    /// A file beside its place. Only its owner may read it, because packets are secrets.
+    /// A temporary file in the same directory. Only its owner may read it, because packets are confidential.
     File(File),
 }
 
-/// The path of a file that is not in its place yet, and its place. Without [`put`](Self::put) the file goes.
+/// The path of a temporary file, and its final path. Without [`put`](Self::put) the file is removed.
 #[derive(Debug)]
 pub(super) struct Whole(Option<(TempPath, PathBuf)>);
 
-/// Looks at the place for the packets, so that a wrong path is told before anything is done. Also says where they can be kept
-/// meanwhile.
+/// Examines the output path, so that a wrong path is reported before anything is done. Also returns the place for
+/// temporary files.
 pub(super) fn at(path: &Path) -> anyhow::Result<(Output, Whole, Place)> {
     if path == Path::new("-") {
         return Ok((Output::Stdout, Whole(None), Place::by_default()));
@@ -38,7 +38,7 @@ pub(super) fn at(path: &Path) -> anyhow::Result<(Output, Whole, Place)> {
             return Ok((Output::Special(path.to_owned()), Whole(None), Place::by_default()));
         }
         _ => {
-            // Where the path is a link, the file that it leads to is replaced.
+            // If the path is a symbolic link, the file that it points to is replaced.
             let place = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
             let directory = place.parent().filter(|directory| !directory.as_os_str().is_empty());
             let directory = directory.unwrap_or(Path::new("."));
@@ -53,12 +53,12 @@ pub(super) fn at(path: &Path) -> anyhow::Result<(Output, Whole, Place)> {
 }
 
 impl Output {
-    /// Whether nothing is there of it until it is whole.
+    /// Whether the output is created atomically.
     pub(super) fn is_whole_or_nothing(&self) -> bool {
         matches!(self, Self::File(_))
     }
 
-    /// The writing end. A pipe waits here for its reader.
+    /// Returns the writer. Opening a FIFO blocks until it has a reader.
     pub(super) fn open(self) -> anyhow::Result<Box<dyn Write>> {
         Ok(match self {
             Self::Stdout => Box::new(io::stdout()),
@@ -72,7 +72,7 @@ impl Output {
 }
 
 impl Whole {
-    /// Puts the file in its place.
+    /// Renames the file to its final path.
     pub(super) fn put(self) -> anyhow::Result<()> {
         let Self(Some((beside, place))) = self else { return Ok(()) };
         beside.persist(&place).with_context(|| format!("cannot create {}", place.display()))

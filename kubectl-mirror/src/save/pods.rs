@@ -1,7 +1,7 @@
-//! Whose packets are saved, and which nodes are asked for them.
+//! The pods whose packets are saved, and the nodes that may have them.
 //!
-//! A recorder knows the pods by their names, and has packets of pods that have gone. So a pod that was named need not exist.
-//! A workload stands for the pods that it has now. The workload of a pod that has gone is not recorded.
+//! A recorder knows pods by name, and has packets of deleted pods. So a pod given by name need not exist. A workload is
+//! replaced by its present pods. A recorder does not know the workload of a deleted pod.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -16,20 +16,19 @@ use crate::{
     workload::{Kind, Selection},
 };
 
-/// Stands for all pods of the namespace.
+/// Matches all pods of the namespace.
 const ALL: &str = "*";
 
-/// The pods that are wanted.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Pods {
-    /// Those that are on a node, with it.
+    /// The pods that are on a node, with the node.
     placed: BTreeMap<String, String>,
-    /// Those that can have been on any node.
+    /// The pods that can have been on any node.
     anywhere: BTreeSet<String>,
 }
 
 impl Pods {
-    /// Finds the pods. A workload that does not exist is an error, and a pod is not.
+    /// Finds the pods. A workload must exist; a pod need not.
     pub(super) async fn find(args: &SaveArgs, cluster: &Cluster) -> anyhow::Result<Self> {
         let mut pods = Self::default();
         let SaveArgs { workloads, selector, all_nodes, .. } = args;
@@ -73,7 +72,7 @@ impl Pods {
         Ok(())
     }
 
-    /// Adds a pod. One that is on no node now can have been on any, if its name was given.
+    /// Adds a pod. If it is on no node now and was given by name, it can have been on any.
     pub(super) fn add(&mut self, name: String, node: Option<String>, is_named: bool) {
         match node {
             Some(node) => drop(self.placed.insert(name, node)),
@@ -82,7 +81,7 @@ impl Pods {
         }
     }
 
-    /// What each node is asked for. `nodes` are those with agents.
+    /// The request for each node. `nodes` are those with agents.
     pub(super) fn by_node<'n>(
         &self,
         nodes: impl Iterator<Item = &'n String>,
@@ -99,18 +98,18 @@ impl Pods {
         asked
     }
 
-    /// The node on which the pod is, if that one alone is asked for it.
+    /// The node of the pod, if no other node is asked for its packets.
     pub(super) fn only_node(&self, pod: &str) -> Option<&str> {
         self.placed.get(pod).map(String::as_str)
     }
 
-    /// The pods by their names, without those that stand for others.
+    /// The names of the pods, without the placeholder for all pods.
     pub(super) fn names(&self) -> impl Iterator<Item = &String> {
         self.placed.keys().chain(self.anywhere.iter().filter(|pod| *pod != ALL))
     }
 }
 
-/// The names of pods, and their nodes.
+/// Lists the names of pods, and their nodes.
 async fn list(cluster: &Cluster, params: &ListParams) -> anyhow::Result<Vec<(String, Option<String>)>> {
     let api = Api::<Pod>::namespaced(cluster.client.clone(), &cluster.namespace);
     let pods = api.list(params).await;

@@ -1,7 +1,7 @@
-//! The recorders: a container beside the agent of each node, where the administrator has them. Pure.
+//! Finds the recorders: a container in the agent's pod of each node, if the administrator enabled it. Pure.
 //!
-//! A recorder needs no agent that is ready, and an agent's pod that is on its way out can still have the packets. `save` calls
-//! it with the agents' pods, and `check` too.
+//! A recorder does not need a ready agent, and an agent's pod that is being deleted can still have the packets. Called
+//! by `save` with the agents' pods, and by `check`.
 
 use std::collections::BTreeMap;
 
@@ -12,25 +12,24 @@ pub(crate) const CONTAINER: &str = "recorder";
 /// The variable of the container with the recorder's target.
 const TARGET: &str = "MIRROR_RECORDER_TARGET";
 
-/// A recorder that runs.
+/// A running recorder.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Recorder {
-    /// Its pod.
     pub(crate) pod: String,
-    /// What it records: the copies for this target.
+    /// The target whose copies it records.
     pub(crate) target: String,
 }
 
-/// Why a node cannot be asked.
+/// The reason why a node cannot be asked.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Lack {
-    /// It has no recorder, so there are no packets of it.
+    /// It has no recorder, so it has no packets.
     NoRecorder(String),
     /// Its recorder does not answer, so its packets are missing.
     Silent(String),
 }
 
-/// The recorder of each node with an agent, or why there is none.
+/// The recorder of each node with an agent, or the reason why there is none.
 pub(crate) type Recorders = BTreeMap<String, Result<Recorder, Lack>>;
 
 /// The recorders in these pods.
@@ -40,7 +39,7 @@ pub(crate) fn by_node(pods: &[Pod]) -> Recorders {
         let Some(node) = pod.spec.as_ref().and_then(|spec| spec.node_name.clone()) else { continue };
         let is_going = pod.metadata.deletion_timestamp.is_some();
         let found = of(pod);
-        // One that runs and stays, one that runs, and else the reason of one that stays.
+        // Order: one that runs and stays, one that runs and is being deleted, then the reason of one that stays.
         let rank = |is_going: bool, found: &Result<_, _>| (found.is_err(), is_going);
         match recorders.get(&node) {
             Some((going, before)) if rank(*going, before) <= rank(is_going, &found) => {}
@@ -66,7 +65,7 @@ fn of(pod: &Pod) -> Result<Recorder, Lack> {
     Ok(Recorder { pod: pod.metadata.name.clone().unwrap_or_default(), target })
 }
 
-/// Why a container does not run.
+/// The reason why a container does not run.
 fn why(state: Option<&ContainerState>) -> String {
     let waiting = state.and_then(|state| state.waiting.as_ref());
     let ended = state.and_then(|state| state.terminated.as_ref());
@@ -114,7 +113,7 @@ mod tests {
         let mut without = pod("without", Some("f"), None, &running);
         without.spec.as_mut().unwrap().containers.pop();
         let recorders = by_node(&[
-            // The packets are still with the one that goes.
+            // The packets are still in the recorder that is being deleted.
             pod("new", Some("a"), None, &starting),
             pod("old", Some("a"), gone, &running),
             pod("old", Some("b"), gone, &running),

@@ -1,7 +1,7 @@
-//! One pcapng of those of several recorders.
+//! Merges the pcapng files of several recorders into one.
 //!
-//! These are whole files, so the packets need not wait for a clock as in `tail`: at each step there is a packet of each file
-//! that has one left, and the earliest goes first. A file is read as it is needed. `save` calls it.
+//! These are complete files, so packets need not wait for a timeout as in `tail`: at each step one packet of each
+//! unfinished file is available, and the earliest is written first. A file is read as it is needed. Called by `save`.
 
 use std::{
     collections::BTreeMap,
@@ -18,25 +18,25 @@ use crate::tail::{
     merge::{Bounds, Merge, StreamId},
 };
 
-/// The packets that wait are one for each file.
+/// One packet of each file waits.
 const BOUNDS: Bounds = Bounds { hold: Duration::MAX, bytes: usize::MAX };
-/// Bytes that are read at a time.
+/// Bytes read at a time.
 const PART: usize = 64 << 10;
 
-/// What is in the file.
+/// The contents of the output.
 #[derive(Debug, Default)]
 pub(super) struct Saved {
-    /// The packets of each pod on each node.
+    /// The number of packets of each pod on each node.
     pub(super) pods: BTreeMap<(String, String), u64>,
-    /// What was counted.
+    /// The sums of all counters.
     pub(super) counted: Summary,
 }
 
-/// How many packets there are in the file of a node, which is in this place. It is read from its beginning.
+/// Returns the number of packets in the file of a node, which is in `place`. Reads it from its beginning.
 ///
 /// # Errors
 ///
-/// It cannot be read or understood to its end. Then [`merge`] would fail, for all nodes.
+/// It cannot be read or parsed to its end. [`merge`] would fail then, for all nodes.
 pub(super) fn count(node: &str, mut from: impl Read + Seek, place: &Place) -> Result<u64, Failure> {
     from.rewind().map_err(|error| place.failed(error))?;
     let (mut stream, mut packets) = (Stream::new(node, from), 0);
@@ -50,11 +50,11 @@ pub(super) fn count(node: &str, mut from: impl Read + Seek, place: &Place) -> Re
     }
 }
 
-/// Writes the packets of these nodes in the order of their times. `now_ns` counts from 1970.
+/// Writes the packets of these nodes in the order of their timestamps. `now_ns` is ns since the epoch.
 ///
 /// # Errors
 ///
-/// A file cannot be read or understood to its end, or the output takes no more.
+/// A file cannot be read or parsed to its end, or the output accepts no more.
 pub(super) fn merge<R: Read>(
     files: Vec<(String, R)>,
     now_ns: u64,
@@ -85,7 +85,7 @@ pub(super) fn merge<R: Read>(
     Ok(merging.saved)
 }
 
-/// The files on their way to one.
+/// The state of a merge.
 struct Merging<R> {
     streams: BTreeMap<StreamId, Stream<R>>,
     combined: Combined,
@@ -96,7 +96,7 @@ struct Merging<R> {
 }
 
 impl<R: Read> Merging<R> {
-    /// Reads on to the next packet of a file, or to its end.
+    /// Reads up to the next packet of a file, or to its end.
     fn advance(&mut self, id: StreamId) -> anyhow::Result<()> {
         let Self { streams, combined, merge, pending, saved } = self;
         let Some(stream) = streams.get_mut(&id) else { return Ok(()) };
@@ -122,7 +122,7 @@ impl<R: Read> Merging<R> {
     }
 }
 
-/// The file of a node, as it is read.
+/// The file of a node while it is read.
 struct Stream<R> {
     node: String,
     from: R,
@@ -138,7 +138,7 @@ impl<R: Read> Stream<R> {
         Self { node, from, part, blocks: Blocks::default(), pods: Vec::new() }
     }
 
-    /// The next block; `None`: there are no more.
+    /// Returns the next block; `None`: the end of the file.
     fn next(&mut self) -> anyhow::Result<Option<Block>> {
         let Self { node, from, part, blocks, .. } = self;
         loop {
@@ -156,10 +156,10 @@ impl<R: Read> Stream<R> {
         }
     }
 
-    /// Notes an interface, and refuses a packet of none.
+    /// Notes an interface, and refuses a packet of an unknown one.
     fn known(&mut self, block: Block) -> anyhow::Result<Block> {
         match &block {
-            // An interface of a pod has the name `NAMESPACE/NAME NIC`.
+            // The name of a pod's interface is `NAMESPACE/NAME NIC`.
             Block::Interface(of) => self.pods.push(of.name.split(' ').next().unwrap_or_default().to_owned()),
             Block::Packet(packet) => drop(self.pod(packet)?),
             Block::Statistics(_) => {}

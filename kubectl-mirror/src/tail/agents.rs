@@ -1,7 +1,7 @@
-//! The connections to the agents: one to the agent of each node, by the API server's port-forward.
+//! The connections to the agents: one for each node, by the API server's port-forward.
 //!
-//! A connection that ends is made again, until the user wants the end: an agent can be restarted or upgraded meanwhile.
-//! What is wrong is told once. Only a right that the user lacks is an end of all.
+//! A connection that ends is opened again until the user stops the command, because an agent can be restarted or
+//! upgraded meanwhile. Each problem is printed once. Only a missing right of the user ends the command.
 
 use std::{
     sync::{
@@ -31,54 +31,54 @@ use crate::{
     tell,
 };
 
-/// The wait until a connection that could not be made, or has ended, is tried again.
+/// Delay before a failed or closed connection is opened again.
 const AGAIN: Duration = Duration::from_secs(1);
-/// How long an agent may take to answer. It waits 5 s for a Mirror that it does not know yet.
+/// Timeout for an agent's answer. The agent itself waits up to 5 s for a Mirror that it does not know yet.
 const ANSWER: Duration = Duration::from_secs(15);
-/// Most bytes of an answer.
+/// Maximum length of an answer in bytes.
 const MOST_ANSWER: u64 = 1024;
-/// Most bytes of a part of a stream.
+/// Maximum length of a part of a stream in bytes.
 const PART: usize = 64 << 10;
 
-/// What has happened to a stream.
+/// An event of a stream.
 pub(super) struct News {
-    /// The stream. Each connection is a stream of its own.
+    /// The stream. Each connection is a separate stream.
     pub(super) stream: StreamId,
-    /// What.
+    /// The kind of the event.
     pub(super) what: What,
 }
 
-/// What can happen to a stream.
+/// The kinds of events of a stream.
 pub(super) enum What {
-    /// The agent of a node sends.
+    /// The agent of a node has begun to send.
     Began {
         /// The node.
         node: String,
     },
-    /// Bytes of it have come.
+    /// Bytes of the stream.
     Bytes(Vec<u8>),
-    /// No more come.
+    /// The end of the stream.
     Ended,
 }
 
-/// What all connections need.
+/// The data shared by all connections.
 #[derive(Clone)]
 pub(super) struct Link {
     client: Client,
     agents: String,
     port: u16,
-    /// The line that an agent is sent.
+    /// The request line for an agent.
     request: Arc<str>,
     news: mpsc::Sender<News>,
     ending: watch::Receiver<bool>,
     streams: Arc<AtomicU64>,
 }
 
-/// Why a connection cannot be had.
+/// The reason why a connection cannot be opened.
 enum Failure {
-    /// It is tried again.
+    /// Transient: it is retried.
     Passing(anyhow::Error),
-    /// It would be the same again.
+    /// Permanent: a retry would fail in the same way.
     Final(anyhow::Error),
 }
 
@@ -92,7 +92,7 @@ impl From<anyhow::Error> for Failure {
 }
 
 impl Link {
-    /// `news` gets what comes; the connections end when `ending` becomes true.
+    /// `news` receives the events; the connections end when `ending` becomes true.
     pub(super) fn new(
         args: &TailArgs,
         cluster: &Cluster,
@@ -113,11 +113,11 @@ impl Link {
         }
     }
 
-    /// Reads the stream of a node, until the user wants the end.
+    /// Reads the stream of a node until the user stops the command.
     ///
     /// # Errors
     ///
-    /// The user lacks a right that this needs.
+    /// The user lacks a required right.
     pub(super) async fn read(mut self, node: String) -> anyhow::Result<()> {
         let mut told = None;
         while !*self.ending.borrow() {
@@ -140,7 +140,7 @@ impl Link {
         Ok(())
     }
 
-    /// One connection. `told` is what the user was told last.
+    /// Opens and reads one connection. `told` is the last message that was printed.
     async fn read_once(&mut self, node: &str, told: &mut Option<String>) -> Result<(), Failure> {
         let connected = async {
             let api = Api::<Pod>::namespaced(self.client.clone(), &self.agents);
@@ -153,7 +153,7 @@ impl Link {
             let stream = forwarded.take_stream(self.port).context("the port-forward has no stream")?;
             match self.ask(stream).await {
                 Ok(connected) => Ok((forwarded, connected)),
-                // The API server tells why, where no program listens.
+                // The API server reports the reason if no program listens at the port.
                 Err(why) => match timeout(AGAIN, async { error?.await }).await {
                     Ok(Some(error)) => Err(anyhow!(
                         "no agent gives streams at port {} ({}); the agent may be older, or have --stream-listen ''",
@@ -179,7 +179,7 @@ impl Link {
         Ok(outcome?)
     }
 
-    /// Sends the key, and reads the answer.
+    /// Sends the request with the key, and reads the answer.
     async fn ask<S: AsyncRead + AsyncWrite>(
         &self,
         stream: S,
@@ -201,7 +201,7 @@ impl Link {
         }
     }
 
-    /// Hands on what comes, until the end of the stream. Asks for that end when the user wants it.
+    /// Forwards the bytes until the end of the stream. Requests that end when the user stops the command.
     async fn pass_on(
         &self,
         stream: StreamId,
@@ -230,8 +230,8 @@ impl Link {
     }
 }
 
-/// Returns when the user wants the end. Cancel safe.
+/// Returns when the user stops the command. Cancel safe.
 async fn is_wanted(ending: &mut watch::Receiver<bool>) {
-    // Without a sender, the whole command has ended.
+    // If the sender was dropped, the whole command has ended.
     let _ = ending.wait_for(|ending| *ending).await;
 }

@@ -1,21 +1,19 @@
-//! Takes the pcapng that an agent sends apart. Pure.
+//! Parses the pcapng that an agent sends. Pure.
 //!
-//! It reads what `mirror_core::pcapng` writes, and no other file: one section, little endian, times in nanoseconds. What an
-//! agent of a newer version could add (other blocks and options) is left out. An agent is a program on another machine, so
-//! nothing in a block is trusted: a length that cannot be is an error, and [`MOST`] bounds what is kept. [`tail`](super)
-//! calls it.
+//! It parses what `mirror_core::pcapng` writes, and no other files: one section, little endian, times in nanoseconds.
+//! Other blocks and options, which a newer agent could add, are ignored. An agent is a program on another machine, so
+//! nothing in a block is trusted: an impossible length is an error, and [`MOST`] bounds the buffer. Called by
+//! [`tail`](super).
 
-/// Most bytes of a block: those of the longest packet, with its options.
+/// Maximum length of a block: the longest packet, with its options.
 const MOST: usize = 512 << 10;
-/// Bytes of a block around its body: type and length ahead, the length again behind.
+/// Bytes of a block around its body: type and length before it, the length again after it.
 const AROUND: usize = 12;
 
-/// A block.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Block {
     /// The next interface of the stream.
     Interface(Description),
-    /// A packet.
     Packet(Packet),
     /// The counters of an interface.
     Statistics(Statistics),
@@ -26,27 +24,25 @@ pub(crate) enum Block {
 pub(crate) struct Description {
     /// Its name, such as `shop/web eth0`.
     pub(crate) name: String,
-    /// What it is.
     pub(crate) description: Option<String>,
     /// The filter, in tcpdump's language.
     pub(crate) filter: Option<String>,
-    /// Anything else.
+    /// Further information.
     pub(crate) comment: Option<String>,
 }
 
-/// A packet.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Packet {
-    /// The interface, by its place in the stream.
+    /// The index of the interface in the stream.
     pub(crate) interface: u32,
-    /// When it was copied, in ns since the epoch.
+    /// The time of the copy, in ns since the epoch.
     pub(crate) time_ns: u64,
     /// The whole block.
     pub(crate) block: Vec<u8>,
 }
 
 impl Packet {
-    /// The block with another number of the interface.
+    /// Returns the block with another interface number.
     pub(crate) fn with_interface(mut self, interface: u32) -> Vec<u8> {
         if let Some(number) = self.block.get_mut(8..12) {
             number.copy_from_slice(&interface.to_le_bytes());
@@ -55,47 +51,47 @@ impl Packet {
     }
 }
 
-/// What was counted at an interface.
+/// The counters of an interface.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Statistics {
-    /// The interface, by its place in the stream.
+    /// The index of the interface in the stream.
     pub(crate) interface: u32,
     /// When the counters were read, in ns since the epoch.
     pub(crate) time_ns: u64,
     /// When the stream began and ended.
     pub(crate) start_ns: Option<u64>,
     pub(crate) end_ns: Option<u64>,
-    /// Packets that the capture has matched: those that came, and those that did not.
+    /// Packets that the capture matched, including lost ones.
     pub(crate) received: Option<u64>,
-    /// Those of them that were lost.
+    /// Matched packets that were lost.
     pub(crate) lost: Option<u64>,
-    /// Those of them that a rate or a budget has kept out. An agent of an older version does not tell.
+    /// Matched packets that a rate or a budget refused. An older agent does not send it.
     pub(crate) limited: Option<u64>,
-    /// What the packets lack, in words.
+    /// A text about what the packets lack.
     pub(crate) comment: Option<String>,
 }
 
-/// The bytes of a stream cannot be understood.
+/// The error for a stream that cannot be parsed.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Malformed(pub(crate) &'static str);
 
-/// The bytes of a stream that are not taken apart yet.
+/// The bytes of a stream that are not parsed yet.
 #[derive(Debug, Default)]
 pub(crate) struct Blocks {
     bytes: Vec<u8>,
-    /// Those that were taken already.
+    /// The number of bytes already parsed.
     taken: usize,
 }
 
 impl Blocks {
-    /// Adds bytes that have come.
+    /// Appends received bytes.
     pub(crate) fn push(&mut self, bytes: &[u8]) {
         self.bytes.drain(..self.taken);
         self.taken = 0;
         self.bytes.extend_from_slice(bytes);
     }
 
-    /// The next block; `None`: the rest of it has not come yet.
+    /// Returns the next block; `None`: it is not complete yet.
     pub(crate) fn next(&mut self) -> Result<Option<Block>, Malformed> {
         loop {
             let rest = self.bytes.get(self.taken..).unwrap_or_default();
@@ -113,7 +109,7 @@ impl Blocks {
         }
     }
 
-    /// Whether a part of a block is left.
+    /// Whether an incomplete block is left.
     pub(crate) fn is_within_a_block(&self) -> bool {
         self.taken < self.bytes.len()
     }
@@ -127,7 +123,7 @@ fn parse(kind: u32, block: &[u8], body: &[u8]) -> Result<Option<Block>, Malforme
         }
         1 => {
             let options = body.get(8..).ok_or(short)?;
-            // The tag of a filter's option says in which language it is.
+            // The tag of a filter option names the language of the filter.
             let filter = option(options, 11).and_then(<[u8]>::split_first).map(|(_, filter)| text(filter));
             let text = |code| option(options, code).map(text);
             Ok(Some(Block::Interface(Description {
@@ -197,7 +193,7 @@ mod tests {
 
     use super::*;
 
-    /// A stream as an agent sends it: two interfaces, a packet of so many bytes for each, and counters.
+    /// A stream as an agent sends it: two interfaces, one packet with these bytes for each, and counters.
     fn stream(packet: &[u8]) -> Vec<u8> {
         let mut out = Vec::new();
         let mut writer =
@@ -271,7 +267,7 @@ mod tests {
     }
 
     proptest! {
-        /// However the bytes come, the blocks are the same.
+        /// The blocks do not depend on how the bytes are divided.
         #[test]
         fn the_parts_in_which_bytes_come_do_not_matter(packet in vec(any::<u8>(), 0..300), parts in vec(1..200_usize, 1..20)) {
             let stream = stream(&packet);
@@ -290,7 +286,7 @@ mod tests {
             prop_assert_eq!(found, all(&mut whole));
         }
 
-        /// Bytes of a machine that was taken over end the stream or mean something; they do no other harm.
+        /// The bytes of a compromised machine are parsed or end the stream; they do no other harm.
         #[test]
         fn any_bytes_are_survived(random in vec(any::<u8>(), 0..500), flips in vec((0..2000_usize, any::<u8>()), 0..8)) {
             let mut written = stream(b"a packet");

@@ -1,7 +1,8 @@
-//! One pcapng of the streams of several agents: its interfaces and their counters. Pure.
+//! Combines the streams of several agents into one pcapng: its interfaces and their counters. Pure.
 //!
-//! Each interface of each stream is an interface of the file, with the node as its hardware. A packet keeps its block but
-//! for the number of the interface. The counters of an interface come at the end of the file, as they were sent last.
+//! Each interface of each stream is an interface of the file, with the node as its hardware. The block of a packet
+//! changes only in the number of its interface. The counters of an interface are written at the end of the file, as
+//! last received.
 
 use std::collections::BTreeMap;
 
@@ -16,9 +17,9 @@ use super::{
 #[derive(Debug)]
 pub(crate) struct Combined {
     writer: Writer,
-    /// By the stream and the place there.
+    /// By the stream and the index in it.
     places: BTreeMap<(StreamId, u32), InterfaceId>,
-    /// How many interfaces each stream has described.
+    /// The number of interfaces described by each stream.
     described: BTreeMap<StreamId, u32>,
     /// In the order of the file.
     interfaces: Vec<Counted>,
@@ -33,7 +34,7 @@ struct Counted {
 }
 
 impl Combined {
-    /// Begins a file. Also returns its beginning.
+    /// Begins a file. Also returns its first bytes.
     pub(crate) fn begin(application: &str) -> (Self, Vec<u8>) {
         let mut out = Vec::new();
         let writer =
@@ -43,7 +44,7 @@ impl Combined {
         (empty, out)
     }
 
-    /// A stream of a node describes its next interface. Appends the description.
+    /// Adds the next interface of a node's stream, and appends its description.
     pub(crate) fn interface(&mut self, stream: StreamId, node: &str, of: &Description, out: &mut Vec<u8>) {
         let interface = Interface {
             snaplen: 0,
@@ -76,7 +77,7 @@ impl Combined {
         }
     }
 
-    /// The end of the file: appends all counters, and returns what was counted. `now_ns` counts from 1970.
+    /// Ends the file: appends all counters, and returns their sums. `now_ns` is ns since the epoch.
     pub(crate) fn end(&self, now_ns: u64, out: &mut Vec<u8>) -> Summary {
         let mut summary = Summary { interfaces: self.interfaces.len(), ..Summary::default() };
         for Counted { id, name, node, statistics } in &self.interfaces {
@@ -117,20 +118,20 @@ impl Combined {
     }
 }
 
-/// What was counted.
+/// The sums of all counters.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Summary {
     interfaces: usize,
     limited: u64,
     lost: u64,
-    /// The interfaces of which packets are missing, in words.
+    /// The interfaces with missing packets, as text.
     missing: Vec<String>,
-    /// The interfaces whose counters have not come.
+    /// The interfaces whose counters were not received.
     uncounted: Vec<String>,
 }
 
 impl Summary {
-    /// The summary for the user, with so many packets from so many nodes.
+    /// The summary for the user, for `packets` packets from `nodes` nodes.
     pub(crate) fn lines(&self, packets: u64, nodes: usize) -> Vec<String> {
         let Self { interfaces, limited, lost, missing, uncounted } = self;
         let mut lines = vec![format!(

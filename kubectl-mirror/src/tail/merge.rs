@@ -1,30 +1,30 @@
-//! Puts the packets of several streams into one order, by their times. Pure: the caller brings the clock.
+//! Merges the packets of several streams by timestamp. Pure: the caller provides the clock.
 //!
-//! The packets of one stream keep their order, which is that of the kernel's ring: the order of a flow. Among the streams,
-//! the packet with the earliest time goes first. A stream that is silent could still bring an earlier packet, so packets
-//! wait for it, but only for a while: each goes [`Bounds::hold`] after it came, at the latest, and at once when all waiting
-//! packets have more than [`Bounds::bytes`]. So the whole is in the order of the times if each stream is, and if no packet
-//! comes later than that time after it was copied. [`tail`](super) calls it, and `save` with packets that
-//! are all there.
+//! The packets of one stream keep their order, which is that of the kernel's ring: the order of a flow. Among the
+//! streams, the packet with the earliest timestamp is first. A silent stream could still send an earlier packet, so
+//! packets wait for it, but only for a while: each one is released at the latest [`Bounds::hold`] after its arrival,
+//! and at once when all waiting packets have more than [`Bounds::bytes`]. So the output is ordered by time if each
+//! stream is, and if no packet arrives later than `hold` after it was copied. Used by [`tail`](super), and by `save`
+//! with complete streams.
 
 use std::{
     collections::{BTreeMap, VecDeque},
     time::Duration,
 };
 
-/// How long packets wait, and how many of them.
+/// Bounds of the waiting packets.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Bounds {
     /// The longest time that a packet waits for other streams.
     pub(crate) hold: Duration,
-    /// Most bytes that wait.
+    /// Maximum size of all waiting packets in bytes.
     pub(crate) bytes: usize,
 }
 
-/// A stream, by a number that no other stream has.
+/// The unique number of a stream.
 pub(crate) type StreamId = u64;
 
-/// The streams, and their packets that wait.
+/// The streams, with their waiting packets.
 #[derive(Debug)]
 pub(crate) struct Merge<T> {
     bounds: Bounds,
@@ -35,34 +35,34 @@ pub(crate) struct Merge<T> {
 #[derive(Debug)]
 struct Stream<T> {
     waiting: VecDeque<Waiting<T>>,
-    /// The latest time of its packets so far.
+    /// The latest timestamp of its packets so far.
     latest_ns: u64,
-    /// More packets can come.
+    /// More packets can arrive.
     is_open: bool,
 }
 
 #[derive(Debug)]
 struct Waiting<T> {
-    /// Its place among the packets of all streams: its time, or that of a packet ahead of it in its stream.
+    /// Its sort key: its timestamp, or a later one of an earlier packet of its stream.
     order_ns: u64,
-    /// When it came, since a moment that the caller chooses.
+    /// Its time of arrival, relative to a moment that the caller chooses.
     came: Duration,
     bytes: usize,
     packet: T,
 }
 
 impl<T> Merge<T> {
-    /// No streams yet.
+    /// Creates a merge without streams.
     pub(crate) const fn new(bounds: Bounds) -> Self {
         Self { bounds, streams: BTreeMap::new(), bytes: 0 }
     }
 
-    /// A stream has begun: from now on, packets of others wait for its packets.
+    /// Adds a stream: from now on, packets of others wait for its packets.
     pub(crate) fn open(&mut self, id: StreamId) {
         self.streams.insert(id, Stream { waiting: VecDeque::new(), latest_ns: 0, is_open: true });
     }
 
-    /// A stream has ended: nothing waits for it any more. Its own packets still go in their order.
+    /// Ends a stream: packets of others no longer wait for it. Its own packets are still released in order.
     pub(crate) fn close(&mut self, id: StreamId) {
         if let Some(stream) = self.streams.get_mut(&id) {
             stream.is_open = false;
@@ -70,7 +70,7 @@ impl<T> Merge<T> {
         self.forget(id);
     }
 
-    /// A packet of an open stream has come, with so many bytes. `now` must not be less than at the call before.
+    /// Adds a packet of an open stream, of `bytes` bytes. `now` must not decrease between calls.
     pub(crate) fn push(&mut self, id: StreamId, time_ns: u64, bytes: usize, packet: T, now: Duration) {
         let Some(stream) = self.streams.get_mut(&id) else { return };
         stream.latest_ns = stream.latest_ns.max(time_ns);
@@ -78,12 +78,12 @@ impl<T> Merge<T> {
         self.bytes += bytes;
     }
 
-    /// The next packet, if it need not wait any more.
+    /// Returns the next packet, if it need not wait any more.
     pub(crate) fn pop(&mut self, now: Duration) -> Option<T> {
         let heads = || self.streams.iter().filter_map(|(id, stream)| Some((id, stream.waiting.front()?)));
         let (_, id) = heads().map(|(id, head)| (head.order_ns, *id)).min()?;
         let is_silent = self.streams.values().any(|stream| stream.is_open && stream.waiting.is_empty());
-        // What is ahead of a packet that has waited long enough goes before it.
+        // The packets before one that has waited long enough are released before it.
         let is_due = || heads().any(|(_, head)| head.came + self.bounds.hold <= now);
         if is_silent && self.bytes <= self.bounds.bytes && !is_due() {
             return None;
@@ -94,13 +94,13 @@ impl<T> Merge<T> {
         Some(packet)
     }
 
-    /// When a packet goes although other streams are silent; `None`: no packet waits.
+    /// When a packet is released although other streams are silent; `None`: no packet waits.
     pub(crate) fn due(&self) -> Option<Duration> {
         let heads = self.streams.values().filter_map(|stream| stream.waiting.front());
         heads.map(|head| head.came + self.bounds.hold).min()
     }
 
-    /// Forgets a stream that has ended and has no packets.
+    /// Removes a stream that has ended and has no packets.
     fn forget(&mut self, id: StreamId) {
         if self.streams.get(&id).is_some_and(|stream| !stream.is_open && stream.waiting.is_empty()) {
             self.streams.remove(&id);
@@ -121,7 +121,7 @@ mod tests {
         Merge::new(Bounds { hold: HOLD, bytes: BYTES })
     }
 
-    /// Adds a packet of 100 bytes that is known by its stream and its time.
+    /// Adds a packet of 100 bytes, identified by its stream and its timestamp.
     fn push(merge: &mut Merge<(StreamId, u64)>, id: StreamId, time_ns: u64, now: Duration) {
         merge.push(id, time_ns, 100, (id, time_ns), now);
     }
@@ -168,11 +168,11 @@ mod tests {
         assert_eq!(merge.bytes, BYTES);
     }
 
-    /// A packet of a stream: how much later than the packet before it was copied, and how long it was on its way, in ms.
+    /// A packet of a stream: the time since the packet before it was copied, and its delay in transit, in ms.
     type Drawn = (u64, u64);
 
     proptest! {
-        /// Streams whose packets come in the order of their times, each at most `late` after it was copied.
+        /// Streams whose packets arrive in timestamp order, each at most `late` after it was copied.
         #[test]
         fn nothing_is_lost_and_the_whole_is_in_order(
             drawn in vec(vec((0..300_u64, 0..700_u64), 0..30), 1..5),
@@ -222,7 +222,7 @@ mod tests {
             }
         }
 
-        /// Times that go back within a stream change nothing of its order, and hold up nothing.
+        /// Timestamps that decrease within a stream do not change its order, and delay nothing.
         #[test]
         fn a_stream_keeps_its_order_whatever_its_times_are(times in vec(vec(0..100_u64, 0..20), 1..4)) {
             let mut merge = merge();

@@ -1,4 +1,4 @@
-//! Follows the pods that are read: which there are, and on which nodes.
+//! Watches the selected pods and their nodes.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -23,10 +23,10 @@ use crate::{
     workload::Selection,
 };
 
-/// The pods at one moment.
+/// The selected pods at one moment.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Seen {
-    /// The node of each pod that has one, by the pod's UID and name.
+    /// The pods that are assigned to a node, by UID: name and node.
     pods: BTreeMap<String, Placed>,
 }
 
@@ -34,7 +34,7 @@ pub(super) struct Seen {
 struct Placed {
     name: String,
     node: String,
-    /// It has no NIC of its own.
+    /// The pod uses the host network, so it has no NIC of its own.
     is_of_host: bool,
 }
 
@@ -45,7 +45,7 @@ impl Seen {
         pods.map(|pod| pod.node.clone()).collect()
     }
 
-    /// What has changed since then, a line each.
+    /// The changes since `before`, one line each.
     pub(super) fn news_since(&self, before: &Self) -> Vec<String> {
         let come = self.pods.iter().filter(|(uid, _)| !before.pods.contains_key(*uid)).map(|(_, pod)| {
             let why = if pod.is_of_host { "; it has the network of its node, so it is not read" } else { "" };
@@ -70,19 +70,18 @@ impl Seen {
     }
 }
 
-/// A watch of the pods.
 pub(super) struct Pods {
     events: Pin<Box<dyn Stream<Item = watcher::Result<Event<Pod>>> + Send>>,
     only: Option<String>,
     seen: Seen,
     /// A list that is not complete yet.
     coming: Seen,
-    /// The last failure that was told.
+    /// The last failure that was printed.
     told: Option<String>,
 }
 
 impl Pods {
-    /// Begins to watch.
+    /// Starts the watch.
     pub(super) fn watch(selection: &Selection, cluster: &Cluster) -> anyhow::Result<Self> {
         let labels = Selector::try_from(selection.labels.clone());
         let labels =
@@ -101,11 +100,12 @@ impl Pods {
         })
     }
 
-    /// The pods, when they have changed. Cancel safe.
+    /// Returns the pods when they have changed. Cancel safe.
     ///
     /// # Errors
     ///
-    /// The user may not list the pods. Other failures pass, and are told.
+    /// The user lacks the right to list the pods. Other failures are transient: they are printed, and the watch
+    /// continues.
     pub(super) async fn next(&mut self) -> anyhow::Result<Seen> {
         loop {
             let before = self.seen.clone();

@@ -1,7 +1,7 @@
-//! The Mirror that `tail` makes, its key, and its end.
+//! The Mirror that `tail` creates, its key, and its deletion.
 //!
-//! The key is random, and only this process and the agents that it sends the key to know it. The Mirror has the SHA-256 of
-//! it. So who may read the packets is who may make Mirrors in the namespace.
+//! The key is random, and known only to this process and to the agents that receive it. The Mirror contains its
+//! SHA-256. So anyone who can create Mirrors in the namespace can read its packets.
 
 use std::time::{Duration, SystemTime};
 
@@ -17,17 +17,17 @@ use tokio::time::timeout;
 
 use crate::{cli::TailArgs, cluster::Cluster, tell, workload::Selection};
 
-/// The label of Mirrors that `tail` makes.
+/// The label of Mirrors that `tail` creates.
 const LABEL: &str = "podmirror.io/tail";
-/// How long a Mirror stays after its time is up, before another `tail` takes it for left behind. The clocks of this
+/// How long a Mirror stays after its time limit, before another `tail` treats it as abandoned. The clocks of this
 /// machine and of the API server may differ.
 const GRACE: Duration = Duration::from_secs(300);
-/// How long the API server may take to make or delete it.
+/// Timeout for the API server to create or delete the Mirror.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// A Mirror with a stream.
 pub(super) struct Request {
-    /// Its namespace and name, as the agents are asked for it.
+    /// Its namespace and name, as in a request to an agent.
     pub(super) mirror: String,
     /// The key for its stream.
     pub(super) key: String,
@@ -36,7 +36,7 @@ pub(super) struct Request {
 }
 
 impl Request {
-    /// Makes the Mirror.
+    /// Creates the Mirror.
     pub(super) async fn make(
         args: &TailArgs,
         selection: &Selection,
@@ -65,7 +65,6 @@ impl Request {
         Ok(Self { mirror: format!("{namespace}/{name}"), key, name, uid: made.metadata.uid })
     }
 
-    /// Deletes the Mirror.
     pub(super) async fn delete(&self, cluster: &Cluster) -> anyhow::Result<()> {
         let api = Api::<Mirror>::namespaced(cluster.client.clone(), &cluster.namespace);
         let preconditions = Preconditions { uid: self.uid.clone(), resource_version: None };
@@ -80,7 +79,7 @@ impl Request {
     }
 }
 
-/// Deletes the Mirrors that earlier `tail`s have left, which were killed. They copy nothing, so a failure is no problem.
+/// Deletes the abandoned Mirrors of `tail` commands that were killed. They copy nothing, so a failure is ignored.
 pub(super) async fn sweep(cluster: &Cluster) {
     let api = Api::<Mirror>::namespaced(cluster.client.clone(), &cluster.namespace);
     let Ok(mirrors) = api.list(&ListParams::default().labels(LABEL)).await else { return };
@@ -93,7 +92,7 @@ pub(super) async fn sweep(cluster: &Cluster) {
     }
 }
 
-/// Whether the time of a Mirror is up since long. `now` counts from 1970.
+/// Whether the time limit of a Mirror passed long ago. `now` is the time since the epoch.
 fn is_left(mirror: &Mirror, now: Duration) -> bool {
     let limits = mirror.spec.limits.as_ref();
     let duration = limits.and_then(|limits| parse_duration(limits.duration.as_deref()?).ok());
@@ -105,14 +104,14 @@ fn is_left(mirror: &Mirror, now: Duration) -> bool {
     }
 }
 
-/// So many random bytes, in hexadecimal digits.
+/// Returns `N` random bytes, in hexadecimal digits.
 fn random<const N: usize>() -> anyhow::Result<String> {
     let mut bytes = [0; N];
     getrandom::fill(&mut bytes).context("the system gives no random numbers")?;
     Ok(hex(&bytes))
 }
 
-/// The SHA-256 of a text, in hexadecimal digits.
+/// Returns the SHA-256 of a text, in hexadecimal digits.
 fn sha256(text: &str) -> String {
     hex(&Sha256::digest(text))
 }

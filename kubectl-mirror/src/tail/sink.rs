@@ -1,5 +1,5 @@
-//! Where the packets go: a file, or standard output. A thread of its own writes, because the reader of a pipe can take its
-//! time.
+//! The output of the packets: a file, or standard output. A separate thread writes, because the reader of a pipe can be
+//! slow.
 
 use std::{
     fs::{File, OpenOptions},
@@ -15,10 +15,10 @@ use tokio::{
     time::timeout,
 };
 
-/// How many parts wait to be written.
+/// Maximum number of parts waiting to be written.
 const PARTS: usize = 4;
 
-/// A file or standard output that is written.
+/// An open output.
 pub(super) struct Sink {
     parts: mpsc::Sender<Vec<u8>>,
     written: Option<oneshot::Receiver<io::Result<()>>>,
@@ -26,7 +26,7 @@ pub(super) struct Sink {
 }
 
 impl Sink {
-    /// Replaces this file, or takes standard output. Only its owner may read the file, because packets are secrets.
+    /// Replaces this file, or uses standard output. Only the owner may read the file, because packets are confidential.
     pub(super) fn open(file: Option<&Path>) -> anyhow::Result<Self> {
         let (mut output, place): (Box<dyn Write + Send>, _) = match file {
             Some(path) => {
@@ -44,7 +44,7 @@ impl Sink {
             {
                 outcome = output.write_all(&part).and_then(|()| output.flush());
             }
-            // Told before `coming` is dropped, so that who sees that knows the outcome.
+            // Sent before `coming` is dropped, so that the outcome is known as soon as the channel is closed.
             let _ = done.send(outcome);
             drop(coming);
         };
@@ -52,31 +52,31 @@ impl Sink {
         Ok(Self { parts, written: Some(written), place })
     }
 
-    /// Room for the next part, when there is some; `None`: no more is taken. Cancel safe.
+    /// Waits for room for the next part; `None`: the output accepts no more. Cancel safe.
     pub(super) async fn room(&self) -> Option<mpsc::OwnedPermit<Vec<u8>>> {
         self.parts.clone().reserve_owned().await.ok()
     }
 
-    /// Returns when no more is taken. Cancel safe.
+    /// Returns when the output accepts no more. Cancel safe.
     pub(super) async fn closed(&self) {
         self.parts.closed().await;
     }
 
-    /// Why no more is taken. That the reader has seen enough, as in `| head`, is no failure.
+    /// Returns why the output accepts no more. A reader that closed the pipe early, as in `| head`, is not a failure.
     pub(super) fn outcome(&mut self) -> anyhow::Result<()> {
         let outcome = self.written.as_mut().and_then(|written| written.try_recv().ok());
         self.written = None;
         self.judge(outcome.unwrap_or(Ok(())))
     }
 
-    /// Writes the last part. The reader of a pipe may take so long for all that waits.
+    /// Writes the last part. `patience` bounds the time for all waiting parts.
     pub(super) async fn finish(&mut self, part: Vec<u8>, patience: Duration) -> anyhow::Result<()> {
-        // Its failure was told.
+        // A failure was reported already.
         let Some(written) = self.written.take() else { return Ok(()) };
         let (closed, _) = mpsc::channel(1);
         let parts = std::mem::replace(&mut self.parts, closed);
         let finished = async move {
-            // If it is not taken, the outcome says why.
+            // If it is not accepted, the outcome has the reason.
             let _ = parts.send(part).await;
             drop(parts);
             written.await
@@ -108,7 +108,7 @@ fn create(path: &Path) -> io::Result<File> {
         options.mode(0o600);
     }
     let file = options.open(path)?;
-    // A file that was there has kept its mode. Pipes and devices stay what they are.
+    // An existing file has kept its mode. Pipes and devices stay what they are.
     #[cfg(unix)]
     {
         use std::os::unix::fs::PermissionsExt as _;
@@ -130,7 +130,7 @@ mod tests {
 
     use super::*;
 
-    /// Packets are secrets, also in a file that everybody could read before.
+    /// Packets are confidential, even in a file that everybody could read before.
     #[test]
     fn a_file_that_is_replaced_is_for_its_owner_alone() {
         let directory = tempfile::tempdir().unwrap();

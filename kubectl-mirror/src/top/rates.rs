@@ -1,8 +1,8 @@
-//! What the NICs carry a second: the difference of two looks at the counters of the nodes, and the table of it. Pure.
+//! The rates of the NICs: the difference of two readings of the nodes' counters, and its table. Pure.
 //!
-//! Counters can begin again between two looks: a pod, its sandbox or a mirror is replaced, or a node restarts. So a
-//! difference is taken only between counters of the same [session](Session) that have not become less. Where there is
-//! none, the rate is unknown, and never negative.
+//! Counters can restart between two readings: a pod, its sandbox or a mirror is replaced, or a node restarts. So a
+//! difference is computed only between counters of the same [session](Session) that have not decreased. Otherwise the
+//! rate is unknown, and never negative.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -10,20 +10,20 @@ use mirror_core::status::{CounterStatus, NodeStatus, TapStatus, columns};
 
 use crate::nodes::is_within;
 
-/// What is shown of a rate that is not known yet.
+/// The table entry of an unknown rate.
 const UNKNOWN: &str = "-";
-/// Smaller rates are not told apart.
+/// Lower rates are shown as `<0.1`.
 const LEAST: f64 = 0.1;
 
-/// What was read of one node.
+/// The reading of one node.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Look {
-    /// When, since the command has begun.
+    /// The time of the reading, since the start of the command.
     at: Duration,
     nics: BTreeMap<Nic, BTreeMap<Session, Counts>>,
 }
 
-/// A tapped NIC of a node. A pod that is made again has another UID, and a pod with a new sandbox another device.
+/// A tapped NIC of a node. A pod that is created again has another UID, and a pod with a new sandbox another device.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 struct Nic {
     namespace: String,
@@ -33,10 +33,9 @@ struct Nic {
     ifindex: u32,
 }
 
-/// A mirror at a NIC, and its number: a mirror that begins again has another number.
+/// A mirror at a NIC, and the serial of its session: a mirror that begins again has another serial.
 type Session = (String, u32);
 
-/// The counters of a session.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 struct Counts {
     ingress: Count,
@@ -45,7 +44,6 @@ struct Counts {
     lost: Count,
 }
 
-/// Packets and their bytes.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 struct Count {
     packets: u64,
@@ -58,7 +56,7 @@ impl Count {
         self.bytes = self.bytes.saturating_add(other.bytes);
     }
 
-    /// What has come since then; `None`: the counter has begun again.
+    /// The difference since an earlier reading; `None`: the counter has restarted.
     fn since(self, then: Self) -> Option<Self> {
         let packets = self.packets.checked_sub(then.packets)?;
         Some(Self { packets, bytes: self.bytes.checked_sub(then.bytes)? })
@@ -94,7 +92,7 @@ impl Counts {
 }
 
 impl Look {
-    /// The NICs of the pods of a namespace; `None`: of all of them.
+    /// The NICs of the pods of a namespace; `None`: of all namespaces.
     pub(super) fn new(at: Duration, status: NodeStatus, scope: Option<&str>) -> Self {
         let mut nics = BTreeMap::<_, BTreeMap<_, _>>::new();
         for TapStatus { ifindex, pod, nic, sessions, .. } in status.taps {
@@ -110,7 +108,7 @@ impl Look {
     }
 }
 
-/// A NIC and its rates; `None`: there are none yet.
+/// A NIC and its rates; `None`: they are not known yet.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Row {
     node: String,
@@ -118,13 +116,12 @@ pub(super) struct Row {
     rates: Option<Rates>,
 }
 
-/// Rates of a NIC.
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct Rates {
-    /// What reaches the pod, and what leaves it, as far as the tap sees it.
+    /// Ingress and egress of the pod, as far as the tap sees them.
     ingress: Rate,
     egress: Rate,
-    /// The copies of all mirrors together.
+    /// The copies of all mirrors.
     copied: Rate,
     lost: Rate,
 }
@@ -143,7 +140,7 @@ impl Rate {
     }
 }
 
-/// The NICs of all nodes as they are now: first those that carry most bytes, last those without rates.
+/// The NICs of all nodes, ordered by bytes per second; those without rates are last.
 pub(super) fn rows(then: &BTreeMap<String, Look>, now: &BTreeMap<String, Look>) -> Vec<Row> {
     let mut rows = Vec::new();
     for (node, look) in now {
@@ -163,7 +160,8 @@ pub(super) fn rows(then: &BTreeMap<String, Look>, now: &BTreeMap<String, Look>) 
     rows
 }
 
-/// The rates of a NIC. Each session sees each packet of its tap once, so what the tap has seen is what one of them has.
+/// The rates of a NIC. Each session counts each packet of its tap once, so any one of them gives the traffic of the
+/// tap.
 fn rates(then: &BTreeMap<Session, Counts>, now: &BTreeMap<Session, Counts>, time: Duration) -> Option<Rates> {
     let mut sum = None::<Counts>;
     for (session, counts) in now {
@@ -185,7 +183,7 @@ fn rates(then: &BTreeMap<Session, Counts>, now: &BTreeMap<Session, Counts>, time
     })
 }
 
-/// The table for people, with at most so many rows.
+/// The table for people, with at most `most` rows.
 pub(super) fn table(rows: &[Row], most: usize) -> String {
     if rows.is_empty() {
         return "no NICs to show\n".to_owned();

@@ -1,4 +1,4 @@
-//! `mirror-agent attach`: mirrors interfaces until stopped, and removes everything then.
+//! `mirror-agent attach`: mirrors interfaces until it is stopped, and removes everything then.
 
 use anyhow::bail;
 use tokio::sync::watch;
@@ -58,13 +58,13 @@ pub async fn attach(args: AttachArgs) -> anyhow::Result<()> {
     let readers = Control::new(dataplane.rings(), policy.targets.clone());
     let metrics = LoopMetrics::new()?;
     let mut reconciler = Reconciler::new(NoPods, links, dataplane, readers.watch(), policy, mirrors, metrics);
-    // This command has no HTTP server, so there is no trouble with one to report.
+    // This command has no HTTP server, so there are no problems with one.
     let trouble = watch::Sender::new(None);
     notes::serve(socket, reconciler.reports(), trouble.subscribe())?;
     control::serve(control, readers, reconciler.reports())?;
     info!("mirroring until Ctrl-C");
     let outcome = reconciler.run(stop).await;
-    // Also after a refusal, which may leave pinned maps. The reconciler, and with it the lock, lives until the end.
+    // Also after a refusal, which may leave pinned maps. The reconciler owns the lock and lives until the end.
     let removed = remove_everything(&pins, &mut reconciler.links).await;
     outcome.and(removed)
 }

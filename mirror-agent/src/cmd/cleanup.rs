@@ -1,4 +1,4 @@
-//! `mirror-agent cleanup`: removes everything of ours from the node, and nothing else.
+//! `mirror-agent cleanup`: removes everything that podmirror installed on the node, and nothing else.
 
 use mirror_core::exit;
 use tracing::info;
@@ -16,7 +16,7 @@ use crate::{
     netns::Namespaces,
 };
 
-/// Removes everything, unless an agent is at work.
+/// Removes everything, unless an agent is running.
 pub async fn cleanup(args: CleanupArgs) -> anyhow::Result<()> {
     let CleanupArgs { state: StateArgs { bpffs } } = args;
     let pins = Pins::new(&bpffs);
@@ -24,12 +24,12 @@ pub async fn cleanup(args: CleanupArgs) -> anyhow::Result<()> {
     remove_everything(&pins, &mut Netlink::new()?).await
 }
 
-/// Detaches every program of ours, deletes the mirror interface if we made it, and removes the pins. Goes on where
-/// something fails, and returns the first error; the pins stay then, so that it can be tried again. The caller holds
-/// the lock.
+/// Detaches every program of podmirror, deletes the mirror interface if podmirror created it, and removes the pins.
+/// Continues after a failure and returns the first error; the pins stay then, so that a retry is possible. The caller
+/// holds the lock.
 pub async fn remove_everything(pins: &Pins, links: &mut impl LinkTable) -> anyhow::Result<()> {
     let mut errors = Vec::new();
-    // Copying ends here, even if a later step fails. Maps that cannot be read are no reason to skip the other steps.
+    // Copying ends here, even if a later step fails. Unreadable maps are no reason to skip the other steps.
     if let Ok(mut maps) = Maps::open(pins) {
         for device in maps.taps().unwrap_or_default().into_keys() {
             errors.extend(maps.remove_tap(device).err());
@@ -38,11 +38,11 @@ pub async fn remove_everything(pins: &Pins, links: &mut impl LinkTable) -> anyho
     errors.extend(end_other_versions(pins, &Namespaces::default()).await.err());
     let (detached, failed) = Hooks::new(pins.clone(), Namespaces::default())?.detach_all().await?;
     errors.extend(failed);
-    // The exits inside pods go with the hub, which is one of these.
+    // Deleting the relay hub, which is one of these devices, also deletes the relay devices (`exit`) inside pods.
     let found = links.snapshot(&[]).await?;
     let half_made = found.by_name(exit::HUB).filter(|link| exit::is_half_made(link));
     for link in ours(&found).chain(half_made) {
-        // The other end of a veth pair goes with the first.
+        // Deleting one end of a veth pair deletes the other, too.
         match links.apply(&LinkChange::Delete(link.ifindex)).await {
             Ok(()) => info!(device = link.name, "deleted a device of ours"),
             Err(error) => errors.push(error),

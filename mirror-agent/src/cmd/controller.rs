@@ -1,4 +1,4 @@
-//! `mirror-agent controller`: sums up the MirrorNodes of the cluster until stopped.
+//! `mirror-agent controller`: aggregates the MirrorNodes of the cluster until it is stopped.
 
 use mirror_client::{Environment, Options};
 use tokio::sync::watch;
@@ -21,7 +21,7 @@ pub(super) async fn controller(args: ControllerArgs) -> anyhow::Result<()> {
     if let Listen::At(address) = args.listen {
         let (of_ready, of_metrics) = (health.clone(), metrics.clone());
         let admin = Admin {
-            // It has one thread, so it is alive if it answers.
+            // There is one thread, so it is alive if it answers.
             alive: Box::new(|| Ok(())),
             ready: Box::new(move || of_ready.ready()),
             metrics: Box::new(move || of_metrics.text()),

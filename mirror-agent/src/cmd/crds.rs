@@ -1,6 +1,6 @@
-//! `mirror-agent crds`: the CRDs that this version of the agent understands, in YAML.
+//! `mirror-agent crds`: prints the CRDs of this version in YAML.
 //!
-//! Pure. For people who upgrade them, and for `cargo xtask gen`, which writes the file of the chart with it.
+//! Pure. For CRD upgrades, and for `cargo xtask gen`, which writes the file of the chart with it.
 
 use anyhow::Context as _;
 

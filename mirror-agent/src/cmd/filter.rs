@@ -1,5 +1,5 @@
-//! `mirror-agent filter check`: compiles a filter and prints its program, or the place of its error. With a capture file, it
-//! also prints the number of packets that the filter matches.
+//! `mirror-agent filter check`: compiles a filter and prints its program, or the position of its error. With a capture
+//! file, it also prints the number of matching packets.
 //!
 //! Needs no kernel and changes nothing.
 
@@ -22,7 +22,7 @@ use crate::{
     },
 };
 
-/// Stands behind the program of a filter that can say something else of a super-frame than of its segments.
+/// Printed after the program of a filter that may give another answer for a super-frame than for its segments.
 const SEGMENTS: &str = "note: this looks at what the segments of a super-frame do not share, such as a length. Where copies go to a \
                         device or a tunnel, it is asked for super-frames of up to 64 KiB. Streams and captures ask it for \
                         each segment that they write\n";
@@ -47,8 +47,8 @@ pub fn filter(args: FilterArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Calls `visit` with the number, from 1, of each Ethernet frame of a capture file that the filter matches. Returns the number
-/// of packets. `len` is the length on the wire, and bytes that are not in the file match nothing, as in tcpdump.
+/// Calls `visit` with the number, from 1, of each matching Ethernet frame of a capture file. Returns the number of
+/// packets. `len` is the length on the wire, and bytes that are not in the file match nothing, as in tcpdump.
 ///
 /// # Errors
 ///
@@ -68,7 +68,7 @@ pub fn matches(file: impl Read + Send, filter: &Program, mut visit: impl FnMut(u
     Ok(number)
 }
 
-/// What the filter does not match, perhaps against what its author thinks.
+/// Notes on packets that the filter does not match, perhaps contrary to its author's intention.
 fn notes(expression: &str) -> String {
     let note = |(name, number)| {
         format!(
@@ -79,7 +79,7 @@ fn notes(expression: &str) -> String {
     fields_over_ipv4(expression).into_iter().map(note).collect()
 }
 
-/// The program for people: what the kernel gets, and the classic BPF that it is made from.
+/// Formats the program for people: the kernel's instructions, and the classic BPF that they are translated from.
 fn described(program: &Program) -> anyhow::Result<String> {
     // `compile` refuses a program that is too long for the kernel.
     let insns = translate(program, Access::Direct).ok_or_else(|| anyhow!("the filter is too large"))?;
@@ -90,9 +90,9 @@ fn described(program: &Program) -> anyhow::Result<String> {
     ))
 }
 
-/// The error, and the expression with a caret under the place.
+/// The error, and the expression with a caret at its position.
 pub fn pointed(expression: &str, error: &FilterError) -> String {
-    // One line, so that the caret can stand below the place. Columns are characters, not bytes.
+    // On one line, so that the caret is below the position. Columns are characters, not bytes.
     let line = expression.replace(['\n', '\r', '\t'], " ");
     let before = expression.get(..error.position).unwrap_or(expression).chars().count();
     let length = error.part.chars().count().max(1);

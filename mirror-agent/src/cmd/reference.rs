@@ -1,6 +1,6 @@
-//! `mirror-agent reference`: all flags and annotations in Markdown, from the code that reads them.
+//! `mirror-agent reference`: all flags and annotations in Markdown, generated from the code that parses them.
 //!
-//! Pure. `cargo xtask gen` writes `docs/reference.md` with it, and `cargo xtask lint` compares.
+//! Pure. `cargo xtask gen` writes `docs/reference.md` with it, and `cargo xtask lint` compares the two.
 
 use std::fmt::Write as _;
 
@@ -41,7 +41,7 @@ all cases.
 | --- | --- | --- | --- |
 ";
 
-/// An annotation that is no setting.
+/// An annotation that is not a setting of a mirror.
 struct Annotation {
     key: &'static str,
     stands_on: &'static str,
@@ -99,7 +99,7 @@ const OTHERS: [Annotation; 7] = [
     },
 ];
 
-/// The whole document.
+/// Returns the whole document.
 pub(super) fn reference() -> String {
     let mut text = String::from(HEAD);
     let command = Cli::command();
@@ -116,7 +116,7 @@ pub(super) fn reference() -> String {
     text
 }
 
-/// The commands below `command`, whose name with those above it is `name`.
+/// Appends the subcommands of `command`. `name` is the full name of `command`.
 fn commands(text: &mut String, command: &Command, name: &str) {
     for command in command.get_subcommands().filter(|command| !command.is_hide_set()) {
         let name = format!("{name} {}", command.get_name());
@@ -128,7 +128,7 @@ fn commands(text: &mut String, command: &Command, name: &str) {
     }
 }
 
-/// The flags of one command.
+/// Appends the flags of one command.
 fn section(text: &mut String, command: &Command, title: &str, about: &str) {
     // Writing to a string does not fail.
     let _ = writeln!(text, "\n## {title}\n");
@@ -144,7 +144,7 @@ fn section(text: &mut String, command: &Command, title: &str, about: &str) {
     }
 }
 
-/// `--flag VALUE`, `--flag[=VALUE]` where it may be left out, or the value alone of an argument without a flag.
+/// `--flag VALUE`, `--flag[=VALUE]` if the value is optional, or the bare value of a positional argument.
 fn usage(arg: &Arg) -> String {
     let mut words = Vec::new();
     words.extend(arg.get_short().map(|short| format!("-{short},")));
@@ -164,10 +164,10 @@ fn usage(arg: &Arg) -> String {
     words.join(" ")
 }
 
-/// The effect of the flag, with the words that it takes if it takes no others; and its default.
+/// The help text of the flag, with its possible values if they are a closed set, and its default.
 fn help(arg: &Arg) -> (String, String) {
     let help = arg.get_help().map(ToString::to_string).unwrap_or_default();
-    // A default that is no value of the flag stands in its text.
+    // A default that is not a value of the flag is part of the help text.
     let told = help.strip_suffix(']').and_then(|help| help.split_once(" [default: "));
     let values: Vec<_> = arg.get_default_values().iter().map(|value| value.to_string_lossy()).collect();
     let (mut help, default) = match told {

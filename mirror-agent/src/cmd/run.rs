@@ -1,4 +1,4 @@
-//! `mirror-agent run`: follows the pods until stopped, and leaves the mirror in place then.
+//! `mirror-agent run`: mirrors the pods of the node until it is stopped, and leaves the mirrors in place then.
 
 use std::{io, process, thread};
 
@@ -67,10 +67,10 @@ const fn taps_inside(asked: PodSideTaps) -> TapsInside {
     }
 }
 
-/// Ends the process, from now on, if the loop hangs; a kubelet or systemd then starts it again. The mirror goes on
-/// meanwhile. A probe over the network cannot do this, because another process may have the port.
+/// Ends the process if the loop hangs; a kubelet or systemd then restarts it. The mirrors continue meanwhile. A network
+/// probe cannot do this, because another process may have the port.
 fn end_if_hung(reports: Reports) -> io::Result<()> {
-    // A task would hang with the loop.
+    // A thread, because a task would hang with the loop.
     thread::Builder::new().name("health".to_owned()).spawn(move || {
         let reason = health::until_hung(&reports, TICK);
         error!(reason, "the agent hangs, and ends");
@@ -79,8 +79,8 @@ fn end_if_hung(reports: Reports) -> io::Result<()> {
     Ok(())
 }
 
-/// Follows a source of pods, and gives the reports of the loop and the pinned maps to `tell`. At the end it leaves the mirror in place,
-/// unless `own` is being uninstalled.
+/// Follows a source of pods, and passes the reports of the loop and the pinned maps to `tell`. At the end it leaves the
+/// mirrors in place, unless `own` is being uninstalled.
 async fn follow(
     pods: impl PodSource,
     is_strict: bool,
@@ -97,7 +97,7 @@ async fn follow(
     let pins = Pins::new(&bpffs);
     let lock = pins.claim()?;
     let (socket, control) = (lock.socket()?, lock.control()?);
-    // Their taps would copy beside ours. Without an end to them, the mirrors of this version are more than nothing.
+    // Their taps would copy in addition to this version's. If they cannot be detached, the agent mirrors nevertheless.
     if let Err(error) = end_other_versions(&pins, &links.namespaces()).await {
         warn!("{error:#}");
     }
@@ -144,7 +144,7 @@ async fn follow(
         tokio::spawn(admin::run(address, admin, trouble));
     }
     reconciler.run(stop).await?;
-    // The mirror outlives the agent, rings do not.
+    // The mirrors outlive the agent, its rings do not.
     if **readers.watch().borrow() != Readers::default() {
         readers.end();
         reconciler.last_round().await;

@@ -1,6 +1,6 @@
-//! `mirror-agent save`: asks the recorder of a target for its newest packets, and writes them as pcapng.
+//! `mirror-agent save`: requests the newest packets of a target's recorder, and writes them as pcapng.
 //!
-//! [`tail`](super::tail) has the recorder and the messages.
+//! The recorder and the messages are in [`tail`](super::tail).
 
 use std::{
     fs::OpenOptions,
@@ -15,7 +15,7 @@ use tracing::info;
 use super::tail::{Given, Wanted};
 use crate::{cli::SaveArgs, dataplane::pins::Pins};
 
-/// Most bytes of the line ahead of the packets.
+/// Maximum length of the line before the packets.
 const MOST_LINE: u64 = 1024;
 
 /// Writes the newest packets of a recorder.
@@ -31,7 +31,7 @@ pub(super) fn save(args: SaveArgs) -> anyhow::Result<()> {
     let mut output: Box<dyn Write> = match is_stdout {
         true => Box::new(io::stdout().lock()),
         false => {
-            // Packets are secrets: the file is for its owner alone.
+            // Packets are confidential: only the owner may read the file.
             let file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&write);
             Box::new(file.with_context(|| format!("cannot create {}", write.display()))?)
         }

@@ -1,6 +1,6 @@
-//! `mirror-agent status`: taps, sessions and counters, read from the pinned maps; and what the running agent adds.
+//! `mirror-agent status`: taps, sessions and counters, read from the pinned maps, and the notes of the running agent.
 //!
-//! Needs no running agent and changes nothing. `mirror-agent explain` tells the same about one pod in sentences.
+//! Needs no running agent and changes nothing. `mirror-agent explain` prints the same for one pod, in sentences.
 
 use std::collections::BTreeMap;
 
@@ -43,7 +43,7 @@ pub async fn explain(args: ExplainArgs) -> anyhow::Result<()> {
     print(&status.explain(&format!("{namespace}/{name}")).map_err(anyhow::Error::msg)?)
 }
 
-/// What this node mirrors.
+/// The status of this node.
 async fn of_node(state: &StateArgs) -> anyhow::Result<NodeStatus> {
     let pins = Pins::new(&state.bpffs);
     if !pins.exist() {
@@ -65,13 +65,13 @@ async fn of_node(state: &StateArgs) -> anyhow::Result<NodeStatus> {
 async fn read(pins: &Pins) -> anyhow::Result<NodeStatus> {
     let mut reader = Reader::open(pins)?;
     let attached = attached(pins, reader.devices()).await?;
-    // After the hooks: the agent attaches last, so a hook is never shown beside sessions that are not written yet.
+    // After the hooks: the agent attaches last, so a hook is never shown next to sessions that are not written yet.
     let Readout { targets, taps: entries, copied_again: _ } = reader.read()?;
-    // The pinned targets are those that the last agent saw; the devices are those of now.
+    // The pinned targets are those that the last agent wrote; the devices are read now.
     let devices = Netlink::new()?.snapshot(&[]).await?;
     let drops = drops()?;
     let targets = targets.into_iter().map(|(name, target)| {
-        // The stream of a capture is no choice of the administrator.
+        // The stream of a capture was not configured by the administrator.
         let is_capture = name.0.is_capture();
         let destination = if is_capture { String::new() } else { target.destination().to_string() };
         let name = name.to_string();
@@ -88,12 +88,12 @@ async fn read(pins: &Pins) -> anyhow::Result<NodeStatus> {
                 when_read: false,
             };
         };
-        // Another device may have the name of a pod's device, after that has gone.
+        // Another device may have the name of a pod's device after that device was deleted.
         let known = device.ifindex;
         let mut now = MirrorIface::new(&device.device, None).target(&devices);
         now.ifindex =
             now.ifindex.filter(|ifindex| device.destination.pod().is_none() || Some(*ifindex) == known);
-        // Only the agent knows the way behind the device of a pod or a tunnel.
+        // Only the agent knows the state of the path beyond the device of a pod or a tunnel.
         let goes_on = device.up || device.destination.device().is_some();
         let up = now.up && now.ifindex.is_some() && goes_on;
         let ifindex = now.ifindex.map(|ifindex| ifindex.0);
@@ -127,7 +127,7 @@ async fn read(pins: &Pins) -> anyhow::Result<NodeStatus> {
     })
 }
 
-/// How our programs run at the hooks of the devices.
+/// How podmirror's programs are attached to the hooks of the devices.
 async fn attached(pins: &Pins, devices: Vec<Device>) -> anyhow::Result<BTreeMap<Device, AttachedStatus>> {
     let ours = programs_of(pins)?;
     let hooks = Hooks::new(pins.clone(), Namespaces::default())?;
@@ -135,7 +135,7 @@ async fn attached(pins: &Pins, devices: Vec<Device>) -> anyhow::Result<BTreeMap<
     for device in devices {
         let AttachedStatus { ingress, egress } = attached.entry(device).or_default();
         for (name, program) in [(ingress, Program::TapIngress), (egress, Program::TapEgress)] {
-            // A pod can make its own hooks unreadable. The other taps are shown.
+            // A pod can make its own hooks unreadable. The other taps are still shown.
             match hooks.attached(device, program).await.map(|attached| attached.method(&ours)) {
                 Ok(Some(method)) => *name = Hooks::word(method, device, program).to_owned(),
                 Ok(None) => {}

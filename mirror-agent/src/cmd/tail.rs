@@ -1,9 +1,9 @@
 //! `mirror-agent tail` and `mirror-agent capture`: read the packets of pods and interfaces into pcapng files.
 //!
-//! The agent that runs on the node makes the capture, or gives the copies for one of its targets, and this command reads
-//! the ring (`control`). Where no agent runs, the command runs the loop itself, for interfaces, and asks itself in the
-//! same way. [`sessions`] finds the sessions whose packets come, [`losses`] counts
-//! what was lost of them, and [`memory`] refuses what the container has no memory for.
+//! The running agent of the node creates the capture, or gives this command the copies for one of its targets, and this
+//! command reads the ring (`control`). If no agent runs, the command runs the loop itself, for interfaces, and sends
+//! itself the same request. [`sessions`] finds the sessions whose packets arrive, [`losses`] counts their lost packets,
+//! and [`memory`] checks the container's memory limit.
 
 mod losses;
 mod memory;
@@ -51,10 +51,10 @@ use crate::{
     select::Policy,
 };
 
-/// The program that files are of.
+/// The application name in the files.
 const APPLICATION: &str = concat!("podmirror ", env!("PODMIRROR_VERSION"));
 
-/// Reads packets as they come.
+/// Reads packets as they arrive.
 pub async fn tail(args: TailArgs) -> anyhow::Result<()> {
     let destination = if args.write.as_os_str() == "-" {
         if io::stdout().is_terminal() {
@@ -67,7 +67,7 @@ pub async fn tail(args: TailArgs) -> anyhow::Result<()> {
     run(args.subject, destination, Kept::All).await
 }
 
-/// Keeps packets in memory or in a rotation of files.
+/// Keeps packets in memory or in rotating files.
 pub async fn capture(args: CaptureArgs) -> anyhow::Result<()> {
     if args.write.as_os_str() == "-" {
         bail!("`capture` writes a file: use -w FILE, or `tail` for standard output");
@@ -85,7 +85,7 @@ pub async fn capture(args: CaptureArgs) -> anyhow::Result<()> {
 async fn run(subject: SubjectArgs, destination: Destination, kept: Kept) -> anyhow::Result<()> {
     subject.check()?;
     let plan = Plan { destination, kept, super_frames: subject.super_frames, max_packets: subject.packets };
-    // First, so that Ctrl-C finds its way to the clean-up from here on.
+    // First, so that from here on Ctrl-C leads to the clean-up.
     let stop = stop_signal()?;
     tokio::pin!(stop);
     let _open = tokio::select! {
@@ -109,7 +109,7 @@ async fn run(subject: SubjectArgs, destination: Destination, kept: Kept) -> anyh
     }
 }
 
-/// Runs the loop for this one capture, and removes everything at its end.
+/// Runs the loop for this capture only, and removes everything at its end.
 async fn with_own_loop(
     subject: &SubjectArgs,
     plan: Plan,
@@ -145,7 +145,7 @@ async fn with_own_loop(
     outcome.and(removed)
 }
 
-/// Asks an agent for packets, and reads them to the end.
+/// Requests packets from an agent, and reads them to the end.
 async fn read(
     agent: StdStream,
     subject: &SubjectArgs,
@@ -158,7 +158,7 @@ async fn read(
         () = &mut stop => return Ok(()),
     };
     let Joined { mut agent, ring, sessions } = joined;
-    // Without a ring in memory, SIGUSR1 ends the process, as it ends others.
+    // Without a buffer in memory, SIGUSR1 keeps its default action and ends the process.
     let asks = matches!(plan.kept, Kept::Last(_)).then(asks_by_signal).transpose()?;
     let recorder = Recorder::begin(plan, Clock::now()?, APPLICATION)?;
     let mut reading = Reading::begin(ring, sessions, recorder, asks)?;
@@ -167,7 +167,7 @@ async fn read(
         outcome = reading.run() => outcome.map(|()| Ended::Complete),
         () = &mut stop => Ok(Ended::Asked),
         () = async { sleep_until(end.unwrap_or_else(Instant::now)).await }, if end.is_some() => Ok(Ended::Asked),
-        // Nothing is said after the answer, so this is the end.
+        // The agent sends nothing after its answer, so this is the end of the connection.
         _ = agent.read_u8() => Err(anyhow!("the agent has ended, and with it the capture")),
     };
     let outcome = match outcome {
@@ -177,17 +177,17 @@ async fn read(
     outcome.and(reading.finish(agent))
 }
 
-/// What an agent gives for a request.
+/// The answer of an agent to a request.
 struct Joined {
-    /// The connection. It ends with the agent.
+    /// The connection. It closes when the agent ends.
     agent: UnixStream,
-    /// The ring that the packets come into.
+    /// The ring with the packets.
     ring: RingReader,
-    /// The sessions whose packets these are.
+    /// The sessions that write the packets.
     sessions: Sessions,
 }
 
-/// Asks an agent for packets.
+/// Requests packets from an agent.
 async fn join(agent: StdStream, subject: &SubjectArgs) -> anyhow::Result<Joined> {
     let of = match (&subject.target, &subject.mirror) {
         (Some(target), _) => Subject::Target(target.to_string()),
@@ -224,7 +224,7 @@ async fn join(agent: StdStream, subject: &SubjectArgs) -> anyhow::Result<Joined>
     Ok(Joined { agent, ring: RingReader::new(ring, &pins)?, sessions })
 }
 
-/// An [`Ask::Save`] at each SIGUSR1.
+/// Returns a receiver with an [`Ask::Save`] for each SIGUSR1.
 fn asks_by_signal() -> anyhow::Result<mpsc::Receiver<Ask>> {
     let (asks, asked) = mpsc::channel(1);
     let mut wanted = signal(SignalKind::user_defined1()).context("cannot handle SIGUSR1")?;
@@ -232,10 +232,10 @@ fn asks_by_signal() -> anyhow::Result<mpsc::Receiver<Ask>> {
     Ok(asked)
 }
 
-/// Why the reading has ended in order.
+/// Why the reading ended without an error.
 enum Ended {
-    /// The recording takes no more.
+    /// The recording is complete.
     Complete,
-    /// The user wanted it: a signal, or the time is up.
+    /// The user ended it: by a signal, or by the time limit.
     Asked,
 }

@@ -1,6 +1,6 @@
-//! The messages on the control socket, and how they are written and read. Both ends call it ([`control`](super)).
+//! The messages on the control socket, and their encoding. Both ends use it ([`control`](super)).
 //!
-//! A message is a line of JSON. The ring goes ahead of the answer, with a byte of its own.
+//! A message is a line of JSON. The ring is sent before the answer, with a separate byte.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -15,10 +15,10 @@ use tokio::{
     net::UnixStream,
 };
 
-/// Most bytes of a request or an answer.
+/// Maximum length of a request or an answer in bytes.
 const MOST_BYTES: u64 = 1 << 20;
 
-/// What a program asks for.
+/// The request of a program.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Request {
@@ -28,11 +28,11 @@ pub struct Request {
     pub ring_bytes: u32,
 }
 
-/// Which packets a program asks for.
+/// The requested packets.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "snake_case")]
 pub enum Subject {
-    /// Those of a capture of its own.
+    /// Those of a new capture.
     Capture {
         /// The pods, by namespace and name.
         pods: BTreeSet<(String, String)>,
@@ -40,10 +40,10 @@ pub enum Subject {
         interfaces: BTreeSet<String>,
         /// [`Directions::name`].
         direction: String,
-        /// The settings that a capture can have, by the keys of annotations.
+        /// The settings of the capture, by the keys of annotations.
         settings: BTreeMap<String, String>,
     },
-    /// The copies for a target of the agent that is a stream.
+    /// The copies for a stream target of the agent.
     Target(String),
     /// Those of the stream of a Mirror.
     Mirror {
@@ -57,25 +57,23 @@ pub enum Subject {
 /// The agent's answer.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Answer {
-    /// The target of the sessions whose copies come into the ring; empty if the request is refused.
+    /// The target whose copies are written to the ring; empty if the request is refused.
     pub target: String,
-    /// Why the request is refused, or what of it is not mirrored now. The agent goes on trying what can still come.
+    /// The reason for a refusal, or what is not mirrored as requested. The agent retries what can still succeed.
     pub problems: Vec<String>,
 }
 
-/// Writes a message.
 pub(super) async fn write_line(stream: &mut UnixStream, message: &impl Serialize) -> anyhow::Result<()> {
     Ok(stream.write_all(&[serde_json::to_vec(message)?, b"\n".to_vec()].concat()).await?)
 }
 
-/// Reads a message.
 pub(super) async fn read_line(stream: &mut UnixStream) -> anyhow::Result<String> {
     let mut line = String::new();
     BufReader::new(stream.take(MOST_BYTES)).read_line(&mut line).await?;
     Ok(line)
 }
 
-/// Writes one byte, with the ring if there is one, and the answer.
+/// Writes one byte, with the ring's descriptor if there is one, and the answer.
 pub(super) async fn write_answer(
     stream: &mut UnixStream,
     answer: &Answer,
@@ -92,7 +90,7 @@ pub(super) async fn write_answer(
     write_line(stream, answer).await
 }
 
-/// Reads that byte.
+/// Reads that byte, and the ring's descriptor if there is one.
 pub(super) async fn receive_ring(stream: &UnixStream) -> io::Result<Option<OwnedFd>> {
     stream
         .async_io(Interest::READABLE, || {
@@ -107,7 +105,7 @@ pub(super) async fn receive_ring(stream: &UnixStream) -> io::Result<Option<Owned
             let mut ring = None;
             for control in message.cmsgs()? {
                 if let ControlMessageOwned::ScmRights(fds) = control {
-                    // SAFETY: the kernel has made these descriptors for this process just now.
+                    // SAFETY: the kernel has just created these descriptors for this process.
                     ring = fds.first().map(|fd| unsafe { OwnedFd::from_raw_fd(*fd) });
                 }
             }

@@ -1,4 +1,4 @@
-//! Stories of programs that ask for packets, with a loop that is played by the test: it publishes reports.
+//! Tests of programs that request packets; the test plays the loop and publishes its reports.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -28,7 +28,7 @@ impl Agent {
         agent
     }
 
-    /// A round of the loop: it knows the programs that read now.
+    /// A round of the loop that includes the present programs.
     fn round(&self) {
         let rings = self.control.watch().borrow().rings();
         self.reports.send_modify(|report| {
@@ -51,7 +51,7 @@ impl Agent {
         self.ask_for(Request { of: Subject::Target("live".into()), ring_bytes: 1 << 16 })
     }
 
-    /// A program asks for a capture, with a ring of so many bytes.
+    /// A program requests a capture, with a ring of this many bytes.
     fn ask_for_capture(&self, ring_bytes: u32) -> Asking {
         let of = Subject::Capture {
             pods: BTreeSet::new(),
@@ -79,15 +79,15 @@ fn live() -> TargetName {
     TargetName("live".parse().unwrap())
 }
 
-/// Lets all tasks run, and the runtime look at all sockets.
+/// Lets all tasks run, and the runtime poll all sockets.
 async fn settle() {
     for _ in 0..1000 {
         yield_now().await;
     }
 }
 
-/// The next program waits until a round has taken the ring of the one before away, and until that one has closed the
-/// connection: only then it returns no more room.
+/// The next program waits until a round has removed the ring of the one before, and until that program has closed its
+/// connection: after that it returns no more room.
 #[tokio::test]
 async fn one_program_reads_after_the_other() {
     let agent = Agent::ready();
@@ -114,7 +114,7 @@ async fn one_program_reads_after_the_other() {
     second.await.unwrap().unwrap();
 }
 
-/// A program that is stopped does not keep the target for ever.
+/// A stopped program does not keep the target forever.
 #[tokio::test(start_paused = true)]
 async fn a_program_that_does_not_close_the_connection_is_not_waited_for() {
     let agent = Agent::ready();
@@ -148,7 +148,8 @@ async fn a_ring_that_cannot_be_written_is_told() {
     assert_eq!(answer.problems, [told]);
 }
 
-/// Without a list of pods, what an earlier agent has left copies to the target, and a recorder must not miss it.
+/// Without a list of pods, the sessions that an earlier agent left still copy to the target, and a recorder must not
+/// miss it.
 #[tokio::test]
 async fn a_target_is_read_before_there_is_a_list_of_pods() {
     let agent = Agent::new();
@@ -160,7 +161,7 @@ async fn a_target_is_read_before_there_is_a_list_of_pods() {
     assert_eq!(answer, Answer { target: "live".into(), problems: Vec::new() });
 }
 
-/// The room of a program that has ended a moment ago is free for the next one.
+/// The resources of a program that ended a moment ago are free for the next one.
 #[tokio::test]
 async fn all_room_for_rings_goes_from_one_program_to_the_next() {
     let agent = Agent::ready();
@@ -179,7 +180,7 @@ async fn all_room_for_rings_goes_from_one_program_to_the_next() {
     assert!(refused.contains("64 MiB are in use"), "{refused}");
 }
 
-/// The program waits as long as the agent, so it gets the reason.
+/// The program waits longer than the agent, so it gets the reason.
 #[tokio::test(start_paused = true)]
 async fn an_agent_that_is_slow_says_so_before_the_program_gives_up() {
     let (agent, began) = (Agent::new(), Instant::now());
@@ -187,7 +188,7 @@ async fn an_agent_that_is_slow_says_so_before_the_program_gives_up() {
     assert!(refused.contains("the agent is not ready yet"), "{refused}");
     assert!((ROUND..ANSWER).contains(&began.elapsed()), "{:?}", began.elapsed());
 
-    // Ready late, and then there is no round that knows the program.
+    // The agent is ready late, and no round after that includes the program.
     let (agent, began) = (Agent::new(), Instant::now());
     let asking = agent.ask_for_capture(1 << 16);
     tokio::time::sleep(ROUND - Duration::from_secs(1)).await;

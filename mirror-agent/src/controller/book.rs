@@ -1,9 +1,9 @@
-//! [`Book`]: what is known of all MirrorNodes and of the objects that are summed up, and which status is to be written
-//! next, and when.
+//! [`Book`]: the state of all MirrorNodes and of the objects to aggregate. Decides which status is written next, and
+//! when.
 //!
-//! There is a book for Mirrors and ClusterMirrors, and a book for MirrorTargets: [`kinds`](super::kinds) says what differs.
-//! No connection, and the times come from outside. [`controller`](super) hands over what the watches bring, and carries
-//! out the writes.
+//! There is one book for Mirrors and ClusterMirrors, and one for MirrorTargets: [`kinds`](super::kinds) has the
+//! differences. A book uses no connection, and the caller provides the times. [`controller`](super) passes in the watch
+//! events, and carries out the writes.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -17,24 +17,24 @@ use tokio::time::Instant;
 
 use crate::pace::Pace;
 
-/// How long a change waits for others, as when a Mirror is new and its nodes begin to report.
+/// Delay of a change, to combine it with others: when a Mirror is new, its nodes begin to report one after the other.
 const SETTLE: Duration = Duration::from_secs(1);
-/// The time between two sums, and so between two writes, of one status, if it changes all the time: news are summed up
-/// earlier where they are rare. Also the pause after a write that has failed.
+/// The average time between two sums of one status, and so between two writes, under constant changes. Rare changes are
+/// summed up earlier. Also the pause after a failed write.
 const PACE: Duration = Duration::from_secs(10);
 /// The shortest time between two writes of one status if only counters have changed.
 const COUNTS_PACE: Duration = Duration::from_secs(60);
-/// Every agent watches the objects, so each write goes out once for each node. Writes of counters become rarer, so that
-/// no more than this number goes out in a second.
+/// Upper bound of the objects sent per second for changed counters. Every agent watches the objects, so each write is
+/// sent once to each node; writes of counters become rarer to keep this bound.
 const MOST_SENT_A_SECOND: usize = 10_000;
 
-/// The objects of a book, and how one of them is summed up.
+/// The kind of the objects in a book, and how an object is aggregated.
 pub(super) trait Summed {
-    /// The name of an object. The order is that in which a MirrorNode has them.
+    /// The name of an object. Its order is the order in a MirrorNode.
     type Key: Clone + Ord + Debug;
-    /// What an object asks for, as far as its status depends on it.
+    /// The part of an object's spec that its status depends on.
     type Asked: Clone + Debug + Send + Sync + 'static;
-    /// What a node reports on an object.
+    /// A node's report on an object.
     type Report: PartialEq + Debug;
     type Status: Clone + PartialEq + Debug + Send + Sync + 'static;
 
@@ -43,7 +43,8 @@ pub(super) trait Summed {
     /// The UID of the object that a report is about.
     fn uid(report: &Self::Report) -> &str;
 
-    /// The status. So many nodes as `left_out` says may have more to report than a MirrorNode holds.
+    /// Aggregates the reports into the status. `left_out` is the number of nodes that may have left this object out of
+    /// their MirrorNode for lack of room.
     fn sum<'r>(
         asked: &Self::Asked,
         left_out: usize,
@@ -57,11 +58,11 @@ pub(super) trait Summed {
     /// Whether two reports differ in more than counters.
     fn is_news(before: &Self::Report, now: &Self::Report) -> bool;
 
-    /// Whether two statuses differ in nothing but counters.
+    /// Whether two statuses differ in counters only.
     fn are_counts(before: &Self::Status, now: &Self::Status) -> bool;
 }
 
-/// What a node reports on the objects of a book.
+/// The report of a node on the objects of a book.
 #[derive(Debug)]
 pub(super) struct OfNode<R> {
     pub(super) reported: Option<Timestamp>,
@@ -70,24 +71,23 @@ pub(super) struct OfNode<R> {
     pub(super) has_more: bool,
 }
 
-/// A status to write.
 #[derive(Debug)]
 pub(super) struct Write<S: Summed> {
     pub(super) key: S::Key,
     pub(super) uid: String,
     pub(super) status: S::Status,
-    /// The status so far.
+    /// The present status.
     pub(super) before: Option<S::Status>,
 }
 
-/// All that is known.
+/// The state of all nodes and objects.
 #[derive(Debug)]
 pub(super) struct Book<S: Summed> {
     nodes: BTreeMap<String, Node<S::Key>>,
-    /// What the nodes report on each object, by their names.
+    /// The reports on each object, by node.
     reports: BTreeMap<S::Key, BTreeMap<String, S::Report>>,
     objects: BTreeMap<S::Key, Entry<S>>,
-    /// When the status of an object is to be looked at.
+    /// When the status of an object is summed up next.
     due: BTreeSet<(Instant, S::Key)>,
 }
 
@@ -95,14 +95,14 @@ pub(super) struct Book<S: Summed> {
 struct Node<K> {
     reported: Option<Timestamp>,
     is_stale: bool,
-    /// The objects that it reports on.
+    /// The objects in the node's report.
     keys: BTreeSet<K>,
     /// The last of these, if the node has more to report than a MirrorNode holds.
     last: Option<K>,
 }
 
 impl<K: Ord> Node<K> {
-    /// Whether its report lacks this object for want of room.
+    /// Whether the node's report may lack this object because there was no room.
     fn may_have_left_out(&self, key: &K) -> bool {
         !self.is_stale && self.last.as_ref().is_some_and(|last| last < key)
     }
@@ -113,13 +113,13 @@ struct Entry<S: Summed> {
     uid: String,
     generation: i64,
     asked: S::Asked,
-    /// As the API server has it.
+    /// The status in the API server.
     status: Option<S::Status>,
-    /// When it was summed up, and when it was written.
+    /// Times of the last sum and of the last write.
     looked: Option<Instant>,
     written: Option<Instant>,
     due: Option<Instant>,
-    /// It is to be summed up for more than counters, and how soon that may be.
+    /// More than counters have changed; `pace` says how soon the status may be summed up.
     has_news: bool,
     pace: Pace,
 }
@@ -134,7 +134,7 @@ impl<S: Summed> Book<S> {
         }
     }
 
-    /// Takes in the report of a node, or that it has gone.
+    /// Updates the report of a node, or removes the node.
     pub(super) fn set_node(
         &mut self,
         node: &str,
@@ -184,7 +184,7 @@ impl<S: Summed> Book<S> {
         changed.iter().for_each(|key| self.mark(key, true, now));
     }
 
-    /// Takes in an object. `asked` reads what it asks for, if that is new.
+    /// Updates an object. `asked` reads its spec, and is called only if the object is new or changed.
     pub(super) fn set(
         &mut self,
         key: S::Key,
@@ -222,29 +222,27 @@ impl<S: Summed> Book<S> {
         self.mark(&key, true, now);
     }
 
-    /// Takes in that an object has gone.
+    /// Removes an object that was deleted.
     pub(super) fn remove(&mut self, key: &S::Key) {
         if let Some(due) = self.objects.remove(key).and_then(|entry| entry.due) {
             self.due.remove(&(due, key.clone()));
         }
     }
 
-    /// The names of all nodes.
     pub(super) fn nodes(&self) -> impl Iterator<Item = &String> {
         self.nodes.keys()
     }
 
-    /// How many reports do not count, because they are too old.
+    /// The number of reports that are ignored because they are too old.
     pub(super) fn stale(&self) -> usize {
         self.nodes.values().filter(|node| node.is_stale).count()
     }
 
-    /// The names of all objects.
     pub(super) fn objects(&self) -> impl Iterator<Item = &S::Key> {
         self.objects.keys()
     }
 
-    /// Looks for reports that have become too old.
+    /// Marks reports that have become too old.
     pub(super) fn expire(&mut self, now: Instant, at: Timestamp) {
         let mut changed = BTreeSet::new();
         for node in self.nodes.values_mut() {
@@ -258,12 +256,12 @@ impl<S: Summed> Book<S> {
         changed.iter().for_each(|key| self.mark(key, true, now));
     }
 
-    /// When a status is to be looked at next.
+    /// When the next status is due to be summed up.
     pub(super) fn next(&self) -> Option<Instant> {
         self.due.first().map(|(due, _)| *due)
     }
 
-    /// The next status to write, if one is due.
+    /// Returns the next status to write, if one is due.
     pub(super) fn due(&mut self, now: Instant, at: Timestamp) -> Option<Write<S>> {
         let counts_pace = self.counts_pace();
         while self.next().is_some_and(|due| due <= now) {
@@ -309,7 +307,7 @@ impl<S: Summed> Book<S> {
         COUNTS_PACE.max(Duration::from_secs(seconds as u64))
     }
 
-    /// A change may concern this object. `is_news`: not of counters alone.
+    /// Schedules an object after a change. `is_news`: more than counters have changed.
     fn mark(&mut self, key: &S::Key, is_news: bool, now: Instant) {
         if let Some(entry) = self.objects.get_mut(key) {
             entry.has_news |= is_news;
@@ -321,7 +319,7 @@ impl<S: Summed> Book<S> {
         }
     }
 
-    /// Sets when the status of an object is looked at, unless it is to be looked at earlier.
+    /// Schedules the sum of an object's status, unless it is already scheduled earlier.
     fn set_due(&mut self, key: &S::Key, at: Instant) {
         let Some(entry) = self.objects.get_mut(key) else { return };
         if let Some(before) = entry.due {
@@ -338,11 +336,11 @@ impl<S: Summed> Book<S> {
         let entry = self.objects.get(key)?;
         let reports = self.reports.get(key).into_iter().flatten();
         let counts = |node: &str| self.nodes.get(node).is_some_and(|node| !node.is_stale);
-        // A report on an object that had the same name before says nothing of this one.
+        // A report about a deleted object of the same name does not count for this one.
         let reports = reports.filter(|(node, report)| S::uid(report) == entry.uid && counts(node));
         let reports = reports.map(|(node, report)| (node.as_str(), report));
         let left_out = self.nodes.values().filter(|node| node.may_have_left_out(key)).count();
-        // The API server keeps whole seconds.
+        // The API server stores whole seconds.
         let now = Time(Timestamp::from_second(at.as_second()).unwrap_or(at));
         Some(S::sum(&entry.asked, left_out, reports, entry.status.as_ref(), &now))
     }

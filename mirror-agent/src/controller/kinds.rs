@@ -1,6 +1,7 @@
-//! The kinds that the controller sums up: what they ask for, what the nodes report on them, and where a status is written.
+//! The kinds that the controller aggregates: their specs, the nodes' reports on them, and their statuses.
 //!
-//! Pure. [`book`](super::book) sums up by [`Summed`], [`controller`](super) reads [`Object`]s and writes by [`Watched`].
+//! Pure. [`book`](super::book) aggregates by [`Summed`], [`controller`](super) reads [`Object`]s and writes by
+//! [`Watched`].
 
 use std::borrow::Cow;
 
@@ -28,10 +29,10 @@ pub(super) struct Mirrors;
 #[derive(Debug, Clone)]
 pub(super) struct Targets;
 
-/// The name of a Mirror or ClusterMirror, in the order in which a MirrorNode has them.
+/// The name of a Mirror or ClusterMirror. Its order is the order in a MirrorNode.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Key {
-    /// The namespace of a Mirror; `None`: a ClusterMirror, which has none.
+    /// The namespace of a Mirror; `None`: a ClusterMirror.
     pub(super) namespace: Option<String>,
     pub(super) name: String,
 }
@@ -102,7 +103,7 @@ impl Summed for Targets {
     }
 }
 
-/// The report of a node, for each of the books.
+/// Splits the report of a node into one for each book.
 pub(super) fn of_node(status: MirrorNodeStatus) -> (OfNode<MirrorSummary>, OfNode<TargetSummary>) {
     let MirrorNodeStatus { reported, mirrors, more_mirrors, targets, more_targets, .. } = status;
     let reported: Option<Timestamp> = reported.map(|Time(at)| at);
@@ -112,12 +113,12 @@ pub(super) fn of_node(status: MirrorNodeStatus) -> (OfNode<MirrorSummary>, OfNod
     )
 }
 
-/// Most bytes of the reason why an object is refused.
+/// Maximum length of the reason for a refusal, in bytes.
 const MOST_BYTES: usize = 512;
 
-/// A kind whose objects are watched and get a status.
+/// A kind whose objects are watched and have a status.
 pub(super) trait Watched: Kind {
-    /// Its book.
+    /// The book of this kind.
     type Book: Summed;
 
     fn key(metadata: &ObjectMeta) -> <Self::Book as Summed>::Key;
@@ -125,19 +126,19 @@ pub(super) trait Watched: Kind {
     /// Whether an object of the book has this kind.
     fn is_of(key: &<Self::Book as Summed>::Key) -> bool;
 
-    /// What an object with this metadata asks for.
+    /// The part of the spec that the status depends on.
     fn asked(object: &Bounded, metadata: &ObjectMeta) -> <Self::Book as Summed>::Asked;
 }
 
-/// An object, as far as the controller needs it. Strangers write the `spec`, and a server may hold objects that are older than
-/// the bounds of the CRDs: so it is decoded within a bound, and not kept.
+/// The fields of an object that the controller needs. Tenants write the `spec`, and a server may have objects from
+/// before the bounds of the CRDs: so the spec is decoded within a bound, and not kept.
 ///
-/// Any JSON can be decoded to this type, so that one strange object does not keep all others from being read.
+/// Any JSON can be decoded to this type, so that one malformed object does not block the list of all others.
 #[derive(Debug, Clone)]
 pub(super) struct Object<K: Watched> {
     metadata: ObjectMeta,
     pub(super) asked: <K::Book as Summed>::Asked,
-    /// `None`: it has none, or none that a controller has written.
+    /// `None`: there is no status, or it was not written by a controller.
     pub(super) status: Option<<K::Book as Summed>::Status>,
 }
 
@@ -235,13 +236,13 @@ impl Watched for MirrorTarget {
     }
 }
 
-/// What a Mirror or ClusterMirror asks for.
+/// The part of a Mirror's or ClusterMirror's spec that its status depends on.
 fn asked<K: Kind<Read = model::Resource>>(object: &Bounded, metadata: &ObjectMeta) -> sum::Asked {
     let refused = match K::read(object) {
         Ok(resource) => select::refusal(&resource).map(|(reason, message)| refusal(reason, message)),
         Err(problem) => Some(invalid(problem)),
     };
-    // Both kinds have the limits at this place.
+    // Both kinds have the limits in this field.
     let limits = Option::deserialize(&object.object["spec"]["limits"]).ok().flatten();
     sum::Asked {
         generation: metadata.generation.unwrap_or(0),
@@ -273,7 +274,7 @@ mod tests {
 
     use super::*;
 
-    /// An object from before the bounds of the CRDs: it is refused as the agents refuse it, and nothing of its text is kept.
+    /// An object from before the bounds of the CRDs is refused, as by the agents, and none of its text is kept.
     #[test]
     fn an_object_that_is_too_large_is_refused_and_not_kept() {
         let much = vec!["x".repeat(100); 13_000];
@@ -291,7 +292,7 @@ mod tests {
         assert!(format!("{read:?}").len() < 4000, "{read:?}");
     }
 
-    /// What is within the bound and no status can be long too.
+    /// Texts within the bound of a spec, and statuses that no controller has written, can be long too.
     #[test]
     fn texts_are_cut_and_what_no_controller_has_written_is_no_status() {
         for (spec, status) in [

@@ -1,8 +1,8 @@
-//! [`Lease`]: of several controllers, one works.
+//! [`Lease`]: leader election, so that one of several controllers is active.
 //!
-//! As the components of Kubernetes do it: the holder renews a `Lease` object, and who finds that it was not renewed for
-//! its whole duration, by the own clock, takes it over. A holder that cannot renew it gives up earlier than that. The
-//! version of the object makes sure that of two who take it one succeeds.
+//! As in the components of Kubernetes: the holder renews a `Lease` object, and a replica that sees no renewal for the
+//! whole duration, by its own clock, takes it over. A holder that cannot renew it stops earlier than that. The resource
+//! version of the object ensures that only one of two replicas takes it.
 
 use std::time::Duration;
 
@@ -20,24 +20,24 @@ use tracing::{debug, warn};
 
 use super::Health;
 
-/// A `Lease` object of the API, which this controller wants to hold.
+/// A `Lease` object of the API, for this replica.
 pub(super) struct Lease {
     api: Api<Object>,
     name: String,
-    /// Distinguishes this controller from others.
+    /// The identity of this replica.
     holder: String,
     duration: Duration,
     health: Health,
-    /// The spec that another one has written, and since when it stands unchanged.
+    /// The last spec of another holder, and the time since which it is unchanged.
     seen: Option<(LeaseSpec, Instant)>,
 }
 
-/// What is to be done with the object.
+/// The next step for the object.
 #[derive(Debug, PartialEq)]
 enum Step {
-    /// Write it: it is ours, or free.
+    /// Write it: this replica holds it, or it is free.
     Write,
-    /// Another one holds it.
+    /// Another replica holds it.
     Wait,
 }
 
@@ -52,12 +52,12 @@ impl Lease {
         Self { api: Api::namespaced(client, namespace), name, holder, duration, health, seen: None }
     }
 
-    /// How often it is asked for and renewed.
+    /// Interval of the attempts to acquire or renew it.
     fn pace(&self) -> Duration {
         self.duration / 3
     }
 
-    /// Waits until this controller holds it.
+    /// Waits until this replica holds the Lease.
     pub(super) async fn acquire(&mut self) {
         let mut told = None;
         loop {
@@ -75,7 +75,7 @@ impl Lease {
         }
     }
 
-    /// Renews it. Returns when it is lost.
+    /// Renews the Lease. Returns when it is lost.
     pub(super) async fn hold(&mut self) {
         let mut renewed = Instant::now();
         loop {
@@ -85,14 +85,14 @@ impl Lease {
                 Ok(false) => return,
                 Err(error) => debug!(lease = self.name, error, "cannot renew the Lease"),
             }
-            // One more attempt would come too late.
+            // One more attempt would be too late.
             if renewed.elapsed() + self.pace() >= self.duration {
                 return;
             }
         }
     }
 
-    /// Gives it back, so that another one need not wait.
+    /// Releases the Lease, so that another replica need not wait.
     pub(super) async fn release(&mut self) {
         let released = timeout(self.pace(), self.write_with(None)).await;
         if !matches!(released, Ok(Ok(true))) {
@@ -100,7 +100,7 @@ impl Lease {
         }
     }
 
-    /// Takes or renews it, if it is free or ours. Returns whether this controller holds it then.
+    /// Acquires or renews the Lease, if it is free or held by this replica. Returns whether this replica holds it then.
     async fn attempt(&mut self) -> Result<bool, String> {
         let holder = Some(self.holder.clone());
         match timeout(self.pace(), self.write_with(holder)).await {
@@ -113,7 +113,7 @@ impl Lease {
         }
     }
 
-    /// Writes this holder, if the object is free or ours. Returns whether it was written.
+    /// Writes `holder`, if the Lease is free or held by this replica. Returns whether it was written.
     async fn write_with(&mut self, holder: Option<String>) -> kube::Result<bool> {
         let found = self.api.get_opt(&self.name).await?;
         let before = found.as_ref().and_then(|object| object.spec.clone()).unwrap_or_default();
@@ -143,7 +143,7 @@ impl Lease {
         };
         match written {
             Ok(_) => Ok(true),
-            // Another one was faster.
+            // Another replica was faster.
             Err(kube::Error::Api(status)) if status.code == 409 => Ok(false),
             Err(error) => Err(error),
         }
@@ -155,7 +155,7 @@ impl Lease {
             self.seen = None;
             return Step::Write;
         }
-        // The clocks of two nodes need not agree: what counts is how long the object has not changed here.
+        // The clocks of two nodes may differ: only the time without a change, as seen here, counts.
         let since = match &self.seen {
             Some((seen, since)) if seen == found => *since,
             _ => now,

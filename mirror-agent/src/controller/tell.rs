@@ -1,7 +1,7 @@
-//! The Events on a Mirror or ClusterMirror: what has changed from one status to the next.
+//! The Events on a Mirror or ClusterMirror: the changes from one status to the next.
 //!
-//! Pure. [`controller`](super) posts them when it has written the status. A new controller compares with the status that
-//! the API server has, so it posts nothing anew.
+//! Pure. [`controller`](super) posts them when it has written the status. A restarted controller compares with the
+//! status in the API server, so it posts nothing twice.
 
 use k8s_openapi::api::core::v1::ObjectReference;
 use kube::Resource as _;
@@ -16,7 +16,7 @@ use super::{
 };
 use crate::events::message::Message;
 
-/// The Events that a written status gives reason for.
+/// The Events that follow from a written status.
 pub(super) fn messages(write: &Write<Mirrors>) -> Vec<Message> {
     let said = |(is_warning, reason, note): Said| Message {
         about: about(write),
@@ -27,11 +27,11 @@ pub(super) fn messages(write: &Write<Mirrors>) -> Vec<Message> {
     said_of(write.before.as_ref(), &write.status).into_iter().map(said).collect()
 }
 
-/// Whether it is a warning, the reason and the note.
+/// Whether it is a warning, the reason, and the note.
 type Said<'s> = (bool, &'s str, &'s str);
 
 fn said_of<'s>(before: Option<&MirrorStatus>, status: &'s MirrorStatus) -> Vec<Said<'s>> {
-    // The condition, if it has got this value now.
+    // The condition, if it has just changed to this value.
     let turned = |type_, value| {
         let before =
             before.and_then(|before| condition_of(before, type_)).map(|before| before.status.as_str());
@@ -45,8 +45,8 @@ fn said_of<'s>(before: Option<&MirrorStatus>, status: &'s MirrorStatus) -> Vec<S
     if covered == 0 && status.pods.covered > 0 {
         said.push((false, "Started", "pods are mirrored"));
     }
-    // A Mirror that is refused covers nothing, and that was said. One that its limits end has done what it was to do. Numbers
-    // change too often for a series.
+    // A refused Mirror covers nothing, and its refusal has its own Event. A Mirror that ended by its limits is
+    // complete. Numbers change too often for a series.
     let is_refused = condition_of(status, ACCEPTED).is_some_and(|accepted| accepted.status == "False");
     let has_ended = !status.worst.is_empty() && status.worst.iter().all(|worst| worst.of.reason == ENDED);
     if turned(COVERED, "False").is_some() && !is_refused && !has_ended {
@@ -117,7 +117,7 @@ mod tests {
         assert_eq!(words(Some(&some), &all), Vec::<String>::new());
         let less = status(Some(&all), (3, 2, 0), false);
         assert_eq!(words(Some(&all), &less), ["NotCovered"]);
-        // Its limits end it, here and there.
+        // Its limits end it on some nodes.
         let some = status(Some(&all), (3, 2, 1), false);
         assert_eq!(words(Some(&all), &some), Vec::<String>::new());
         let ended = status(Some(&some), (3, 0, 3), false);

@@ -1,6 +1,7 @@
-//! [`Message`]: an Event of the Kubernetes API, as this program posts it.
+//! [`Message`]: an Event of the Kubernetes API.
 //!
-//! The name of an Event is a hash of its text. So who posts the same again finds the Event, and continues it as a series.
+//! The name of an Event is a hash of its text. So a repeated post finds the existing Event, and continues it as a
+//! series.
 
 use k8s_openapi::{
     api::{
@@ -17,15 +18,15 @@ use kube::{
 use serde_json::json;
 use sha2::{Digest as _, Sha256};
 
-/// Most bytes of a note that the API takes.
+/// Maximum length of a note in bytes, as limited by the API.
 const NOTE_MAX: usize = 1024;
-/// Where Events on objects without a namespace are.
+/// The namespace of Events on objects without a namespace.
 const NAMESPACE_OF_CLUSTER: &str = "default";
 
-/// What an Event says.
+/// The contents of an Event.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Message {
-    /// The object that it is about: with its kind, name, UID and, where it has one, its namespace.
+    /// The object of the Event: with its kind, name, UID and, if it has one, its namespace.
     pub(crate) about: ObjectReference,
     /// `Warning`, or else `Normal`.
     pub(crate) is_warning: bool,
@@ -35,14 +36,14 @@ pub(crate) struct Message {
     pub(crate) note: String,
 }
 
-/// Who says it: `reportingController` and `reportingInstance`.
+/// The reporter: `reportingController` and `reportingInstance`.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Reporter<'r> {
     pub(crate) controller: &'r str,
     pub(crate) instance: &'r str,
 }
 
-/// The same for the same texts, with every version of this program and of its compiler.
+/// A digest that is stable across versions of this program and of its compiler.
 pub(super) fn digest(texts: [&str; 5]) -> u64 {
     let mut hasher = Sha256::new();
     for text in texts {
@@ -106,8 +107,8 @@ pub(super) async fn refresh(api: &Api<Event>, name: &str, count: Option<i32>) ->
     let patch = async |change| api.patch(name, &PatchParams::default(), &Patch::Merge(change)).await;
     let before = match count {
         Some(count) => count,
-        // An earlier agent has posted it. An empty patch changes nothing, and answers with the Event as it stands: so
-        // the agent needs no right to read Events.
+        // An earlier agent has posted it. An empty patch changes nothing, and returns the present Event: so the agent
+        // needs no right to read Events.
         None => patch(json!({})).await?.series.map_or(1, |series| series.count),
     };
     let count = before.saturating_add(1).max(2);

@@ -1,9 +1,10 @@
-//! [`News`]: which mirrors of a pod have begun and ended since its author was told last. Pure; [`post`](super::post) asks
-//! it.
+//! [`News`]: the mirrors of a pod that have begun or ended since the last Event on the pod. Pure; called by
+//! [`post`](super::post).
 //!
-//! It compares the mirrors as they are with those that were told, and keeps no history. So a pod has at most two Events
-//! that wait, one for all mirrors that have begun and one for all that have ended, and what has passed meanwhile is not
-//! told. What an earlier agent has left counts as told. Mirrors that the node's policy gives to every pod are no news.
+//! It compares the present mirrors with those that were posted, and keeps no history. So a pod has at most two pending
+//! Events: one for all mirrors that have begun, one for all that have ended. A change that is undone while its Event is
+//! pending is not posted. Mirrors that an earlier agent left count as posted. Mirrors that the node's policy gives to
+//! every pod are not posted.
 
 use std::collections::BTreeMap;
 
@@ -16,30 +17,30 @@ use crate::{
     select::{Skipped, Unasked, Why},
 };
 
-/// How long a change waits for others of the pod, and to be undone.
+/// The delay of a change: other changes of the pod may join it, and it may be undone.
 const SETTLE: Duration = Duration::from_secs(2);
-/// The reasons of the Events. The kubelet has a reason `Started` of its own.
+/// Reasons of the Events. Not `Started`: the kubelet has a reason of that name.
 const STARTED: &str = "MirrorStarted";
 const ENDED: &str = "MirrorEnded";
 
-/// What was told about the mirrors of pods, and what is to be told.
+/// The posted state of the mirrors of all pods, and the changes that are not posted yet.
 #[derive(Debug, Default)]
 pub(super) struct News {
-    /// `None`: there was no complete list of pods yet.
+    /// `None` before the first complete list of pods.
     told: Option<BTreeMap<PodId, BTreeMap<MirrorId, Told>>>,
     untold: BTreeMap<PodId, Untold>,
 }
 
-/// What was told about a mirror.
+/// The posted state of a mirror.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Told {
-    /// It copies to this target.
+    /// Posted as copying to this target.
     Started(TargetName),
-    /// A limit has ended it.
+    /// Posted as ended by a limit.
     Ended,
 }
 
-/// What a pod is to be told.
+/// The changes of a pod that are not posted yet.
 #[derive(Debug)]
 struct Untold {
     since: Instant,
@@ -52,17 +53,17 @@ enum Change {
     Started(TargetName),
     Ended {
         why: String,
-        /// It is wanted still, and only its limit has ended it.
+        /// The mirror is still wanted; only its limit ended it.
         is_wanted: bool,
     },
 }
 
 impl News {
-    /// Takes in a report.
+    /// Compares a new report with the posted state.
     pub(super) fn set(&mut self, report: &Report, now: Instant) {
         let Some(pods) = &report.pods else { return };
         let told = self.told.get_or_insert_with(|| found(report));
-        // A pod that has gone needs no news.
+        // A deleted pod gets no Events.
         told.retain(|pod, _| pods.contains_key(pod));
         let mut before = std::mem::take(&mut self.untold);
         let none = BTreeMap::new();
@@ -80,12 +81,12 @@ impl News {
         }
     }
 
-    /// When [`News::settled`] will have more, without another report.
+    /// The time at which [`News::settled`] returns more, if no other report arrives.
     pub(super) fn next(&self) -> Option<Instant> {
         self.untold.values().filter(|untold| !untold.is_settled).map(|untold| untold.since + SETTLE).min()
     }
 
-    /// What can be told now.
+    /// Returns the Events that are due.
     pub(super) fn settled(&mut self, now: Instant) -> Vec<Fact> {
         for untold in self.untold.values_mut() {
             untold.is_settled |= now >= untold.since + SETTLE;
@@ -93,7 +94,7 @@ impl News {
         self.untold.iter().filter(|(_, untold)| untold.is_settled).flat_map(facts).collect()
     }
 
-    /// The Event was posted, or cannot be.
+    /// Notes that the Event was posted, or that the API server refused it for good.
     pub(super) fn note(&mut self, fact: &Fact) {
         let Some(untold) = self.untold.get_mut(&fact.pod) else { return };
         let told = self.told.get_or_insert_default().entry(fact.pod.clone()).or_default();
@@ -125,7 +126,7 @@ impl Change {
     }
 }
 
-/// What an earlier agent has left, as if it was told.
+/// The mirrors that an earlier agent left, as if they were posted.
 fn found(report: &Report) -> BTreeMap<PodId, BTreeMap<MirrorId, Told>> {
     let told = |(mirror, Mirrored { target, is_asked, stage }): (&MirrorId, &Mirrored)| {
         let told = match stage {
@@ -138,7 +139,7 @@ fn found(report: &Report) -> BTreeMap<PodId, BTreeMap<MirrorId, Told>> {
     of_pods.map(|(pod, mirrors)| (pod.clone(), mirrors.iter().filter_map(told).collect())).collect()
 }
 
-/// The changes of a pod's mirrors. `why` says why a mirror is not wanted any more.
+/// The changes of a pod's mirrors. `why` returns the reason why a mirror is no longer wanted.
 fn changes(
     told: Option<&BTreeMap<MirrorId, Told>>,
     mirrors: &BTreeMap<MirrorId, Mirrored>,
@@ -148,7 +149,7 @@ fn changes(
     let of_wanted = mirrors.iter().filter_map(|(mirror, Mirrored { target, is_asked, stage })| {
         let change = match (stage, told_of(mirror)) {
             _ if !is_asked => return None,
-            // A mirror that is being changed, or whose NIC has just gone, is no news.
+            // A mirror whose installation is in progress, or whose NIC was just deleted, is not posted.
             (Stage::Coming, _) | (Stage::Ended(_), Some(Told::Ended)) => return None,
             (Stage::Stands, Some(Told::Started(of))) if of == target => return None,
             (Stage::Stands, _) => Change::Started(target.clone()),
@@ -160,7 +161,7 @@ fn changes(
         Some((mirror.clone(), change))
     });
     let unwanted = told.into_iter().flatten().filter(|(mirror, told)| {
-        // That its limit has ended it was told already.
+        // The end by a limit was posted already.
         !mirrors.contains_key(mirror) && **told != Told::Ended
     });
     let of_unwanted =
@@ -168,16 +169,16 @@ fn changes(
     of_wanted.chain(of_unwanted).collect()
 }
 
-/// Why a mirror is not wanted any more.
+/// The reason why a mirror is no longer wanted.
 fn why(report: &Report, pod: &PodId, mirror: &MirrorId) -> String {
     let is_of = |skipped: &&Skipped| {
         skipped.pod.as_ref() == Some(pod)
             && match &skipped.mirror {
-                // An opt-out is a reason of each resource, and it also ends the mirror of the policy.
+                // An opt-out is reported for each resource, and it also ends the mirror of the policy.
                 Some(of) => {
                     of == mirror || (mirror.0.is_default() && matches!(skipped.why, Why::OptedOut(_)))
                 }
-                // The mirror `default`, or all mirrors.
+                // A reason without a mirror concerns the mirror `default`, or all mirrors.
                 None => mirror.0.is_default() || matches!(skipped.why, Why::AnnotationsUnread(_)),
             }
             && skipped.why.is_of_one_mirror()
@@ -190,7 +191,7 @@ fn why(report: &Report, pod: &PodId, mirror: &MirrorId) -> String {
     }
 }
 
-/// The Events for what a pod is to be told.
+/// The Events for the pending changes of a pod.
 fn facts((pod, untold): (&PodId, &Untold)) -> Vec<Fact> {
     let mut started = Vec::new();
     let mut ended = BTreeMap::<&str, Vec<String>>::new();

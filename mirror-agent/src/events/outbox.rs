@@ -1,10 +1,10 @@
-//! [`Outbox`]: which Event is to be posted or refreshed next, and when. Pure; [`post`](super::post) asks it.
+//! [`Outbox`]: decides which Event is posted or refreshed next, and when. Pure; called by [`post`](super::post).
 //!
-//! A server that cannot be reached or has too much to do is left alone for a while, and for twice as long after each
-//! further failure. The same holds for a namespace that takes no Event (because of a quota, a policy or a right). Other
-//! events do not shorten that pause. The Event of a problem is refreshed every 30 to 40 minutes, and a pod gets few new
-//! ones at a time, however often its annotations and devices change. News are posted once, and few at a time, because
-//! one change can be news for all pods of a cluster.
+//! After a failure of the server (unreachable or overloaded), nothing is posted for a while; the pause doubles with
+//! each further failure. The same applies to a namespace that rejects Events (because of a quota, a policy or a right).
+//! Other Events do not shorten that pause. The Event of a problem is refreshed every 30 to 40 minutes, and a pod gets
+//! few new ones at a time, however often its annotations and devices change. News are posted once, and few at a time,
+//! because one change can be news for all pods of a cluster.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -17,16 +17,16 @@ use super::{Fact, Kind};
 
 /// The pause after the first failure, and the longest one.
 const PAUSE: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(300));
-/// When an Event that stands is refreshed at the earliest, and over how many seconds refreshments are spread.
+/// When an existing Event is refreshed at the earliest, and the interval over which refreshes are spread.
 const REFRESH: Duration = Duration::from_secs(30 * 60);
 const SPREAD_SECONDS: u64 = 10 * 60;
-/// How many new Events a pod gets without a pause, and the pause ahead of each further one.
+/// Number of new Events of a pod without a pause, and the pause before each further one.
 const BURST: u32 = 16;
 const PACE: Duration = Duration::from_secs(300);
-/// How many news the node posts without a pause, and the pause ahead of each further one.
+/// Number of news of the node without a pause, and the pause before each further one.
 const NEWS_BURST: u32 = 8;
 const NEWS_PACE: Duration = Duration::from_secs(5);
-/// How many former Events, whose problem has passed, are remembered.
+/// Number of former Events, whose problem has passed, that are remembered.
 const MOST_FORMER: usize = 1000;
 
 /// How an Event is posted.
@@ -36,7 +36,7 @@ pub(super) enum Post {
     Create,
     /// As one more of a series.
     Refresh {
-        /// How many there are in the series so far, if this agent has posted it.
+        /// The present count of the series, if this agent has posted it.
         count: Option<i32>,
     },
 }
@@ -46,18 +46,18 @@ pub(super) enum Post {
 pub(super) enum Outcome {
     /// The Event exists, with this count in its series.
     Stands {
-        /// 1: it is no series yet.
+        /// 1: it is not a series yet.
         count: i32,
     },
     /// The Event exists already, from before a restart of the agent, and must be refreshed.
     Exists,
-    /// The Event does not exist any more, and must be created.
+    /// The Event no longer exists, and must be created.
     Forgotten,
-    /// The server does not take the Event in this form. It may do so by the next refreshment.
+    /// The server rejects the Event in this form. It may accept it at the next refresh.
     NotNow,
-    /// It may be taken later; others may be taken now.
+    /// The server may accept it later, and may accept others now.
     Refused,
-    /// The server takes none now, or was not reached.
+    /// The server accepts none now, or was not reached.
     Away,
 }
 
@@ -68,12 +68,12 @@ impl Outcome {
     }
 }
 
-/// The Events to post, and those that were posted lately.
+/// The Events to post, and those that were posted recently.
 #[derive(Debug, Default)]
 pub(super) struct Outbox {
     facts: BTreeMap<Fact, Entry>,
-    /// The Events whose problem has passed, until their refreshment would have been due: a problem that comes and goes
-    /// is not posted each time.
+    /// The Events whose problem has passed, until their next refresh would have been due: a recurring problem is not
+    /// posted each time.
     former: BTreeMap<Fact, Entry>,
     /// The pauses by their cause: a namespace or, without a name, the server.
     pauses: BTreeMap<Option<String>, Pause>,
@@ -110,7 +110,7 @@ impl Outbox {
         before.retain(|fact, entry| fact.kind == Kind::Problem && entry.due.is_some_and(|due| due > now));
         let mut dues: Vec<_> = before.values().map(|entry| entry.due).collect();
         if let Some(surplus) = dues.len().checked_sub(MOST_FORMER + 1) {
-            // The Events whose time comes first are forgotten first.
+            // The Events that are due first are dropped first.
             let (_, last, _) = dues.select_nth_unstable(surplus);
             before.retain(|_, entry| entry.due > *last);
         }
@@ -120,7 +120,8 @@ impl Outbox {
         self.paces.retain(|_, paid| *paid > now);
     }
 
-    /// The Event to post next, how, and when, if not at once. Namespaces that have refused come after all others.
+    /// The Event to post next, the kind of the post, and its time, if not at once. Namespaces that have rejected Events
+    /// come last.
     pub(super) fn next(&self) -> Option<(Fact, Post, Option<Instant>)> {
         let until = |of| self.pauses.get(&of).map(|pause| pause.until);
         let server = until(None);
@@ -132,7 +133,7 @@ impl Outbox {
         candidates.min().map(|(at, _, fact, post)| (fact.clone(), post, at))
     }
 
-    /// Notes what became of an Event.
+    /// Notes the outcome for an Event.
     pub(super) fn note(&mut self, fact: &Fact, answer: Outcome, now: Instant) {
         let namespace = Some(fact.pod.namespace.clone());
         match answer {
@@ -143,7 +144,7 @@ impl Outbox {
             }
             Outcome::Away => {
                 self.pause(None, now);
-                // The server may fail for this namespace alone (because of a webhook): the next attempt is for another
+                // The server may fail for this namespace only (because of a webhook): the next attempt is for another
                 // namespace.
                 self.pause(namespace, now);
                 return;
@@ -172,7 +173,7 @@ impl Outbox {
         };
     }
 
-    /// When the new Event may be posted, for the pod and for the node, if not at once.
+    /// The time at which the new Event may be posted, for the pod and for the node, if not at once.
     fn pace(&self, fact: &Fact) -> Option<Instant> {
         let of_pod = self.paces.get(&fact.pod.uid).and_then(|paid| paid.checked_sub(PACE * (BURST - 1)));
         let news = self.news.filter(|_| fact.kind == Kind::News);

@@ -1,4 +1,4 @@
-//! Tests: which Events are posted, under which name, how often, and the meaning of the server's answers.
+//! Tests: the posted Events, their names, their rates, and the evaluation of the server's answers.
 
 #![expect(clippy::unwrap_used, reason = "tests panic")]
 
@@ -27,7 +27,7 @@ fn what_stays_wrong_is_told_and_what_passes_is_not() {
         mirror: None,
         why,
     };
-    // The author of a pod can change a Mirror of the namespace, and no ClusterMirror.
+    // The author of a pod can change a Mirror of the namespace, but no ClusterMirror.
     let of_resource = |name, namespace: Option<&str>, why| {
         let namespace = namespace.map(str::to_owned);
         let mirror = ResourceId { namespace, name: "all".parse().unwrap() }.mirror();
@@ -101,7 +101,7 @@ fn the_same_is_told_under_the_same_name_by_every_version_of_the_agent() {
     let name = |pod, note| fact(pod, note).message().name();
     assert_eq!(name("a", "x"), "podmirror-80cdda601a520562");
     assert_ne!(name("a", "x"), name("a", "y"));
-    // Texts that are the same only when they are joined.
+    // Texts that differ, but are equal when they are concatenated.
     assert_ne!(name("a", "bx"), name("ab", "x"));
 }
 
@@ -129,7 +129,7 @@ fn what_an_error_says_of_an_event() {
         (404, NotNow, Forgotten),
         (409, Exists, NotNow),
         (422, NotNow, NotNow),
-        // Such as a quota that is used up. The agent may have the right to create Events but not the right to change
+        // For example, a quota is exhausted. The agent may have the right to create Events but not the right to change
         // them.
         (403, Refused, NotNow),
         (401, Away, Away),
@@ -148,7 +148,7 @@ fn what_an_error_says_of_an_event() {
     assert_eq!(answer(&kube::Error::LinesCodecMaxLineLengthExceeded, Post::Create), Away);
 }
 
-/// Pods that do not get what they ask for, each in a namespace of its name.
+/// Pods that are not mirrored as requested, each in a namespace of its name.
 fn report(names: &[&str]) -> Arc<Report> {
     let skipped = |name: &&str| Skipped {
         pod: Some(PodId { namespace: (*name).into(), ..pod_id(name) }),
@@ -175,7 +175,7 @@ async fn events_are_posted_once_the_server_takes_them_with_or_without_news() {
     });
     let (reports, reader) = watch::channel(report(&[]));
     let agent = tokio::spawn(post(client, "node".into(), reader));
-    // Other Events come meanwhile, and one goes.
+    // Meanwhile another Event is added, and one is removed.
     for names in [&["gone"][..], &["gone", "full"], &["full", "shop"]] {
         reports.send(report(names)).unwrap();
         sleep(Duration::from_millis(400)).await;
@@ -192,7 +192,7 @@ async fn events_are_posted_once_the_server_takes_them_with_or_without_news() {
     assert_eq!(seen, [&while_away[..], &afterwards].concat());
 }
 
-/// The Events of a server that forgets an Event an hour after its last change, by name: the time of that change, and
+/// The Events of a server that deletes an Event an hour after its last change, by name: the time of that change, and
 /// the Event.
 #[derive(Default)]
 struct Events(BTreeMap<String, (Instant, Value)>);
@@ -208,7 +208,7 @@ impl Events {
             ("PATCH", Some(event)) => event,
             _ => return Reply::Status(404),
         };
-        // A patch that changes nothing is not written.
+        // A patch without changes is not written.
         if method == "PATCH" && *body != json!({}) {
             event["series"] = body["series"].clone();
             *changed = Instant::now();
@@ -252,7 +252,7 @@ async fn an_event_is_there_as_long_as_it_holds_and_over_a_restart_of_the_agent()
     }
     assert!((36..=48).contains(&last), "{last} in a day");
 
-    // The next agent goes on with the same Event, at once.
+    // The next agent continues the same Event, at once.
     drop(reports);
     agent.await.unwrap();
     server.lock().unwrap().1.clear();
@@ -263,7 +263,7 @@ async fn an_event_is_there_as_long_as_it_holds_and_over_a_restart_of_the_agent()
     assert_eq!(counts(), [last + 1]);
     assert_eq!(server.lock().unwrap().1, ["POST", "PATCH", "PATCH"]);
 
-    // An Event whose problem has passed is left to be forgotten.
+    // An Event whose problem has passed expires.
     reports.send(report(&[])).unwrap();
     sleep(Duration::from_secs(3700)).await;
     assert_eq!(server.lock().unwrap().1.len(), 3);
@@ -317,7 +317,7 @@ async fn the_beginning_and_the_end_of_a_mirror_are_each_posted_once_and_not_agai
         (true, &[][..]),
         (false, &["POST MirrorEnded"]),
         (true, &["POST MirrorStarted"]),
-        // The same as before: one more of a series.
+        // The same change as before: one more of its series.
         (false, &["POST MirrorEnded", "PATCH -", "PATCH -"]),
         (true, &["POST MirrorStarted", "PATCH -", "PATCH -"]),
     ] {

@@ -2,7 +2,7 @@
 
 use prometheus::{IntCounter, IntGauge, Registry, TextEncoder};
 
-/// The metrics of the controller, raised as it works.
+/// The metrics of the controller, updated while it runs.
 #[derive(Debug, Clone)]
 pub struct ControllerMetrics {
     registry: Registry,
@@ -15,7 +15,7 @@ pub struct ControllerMetrics {
 }
 
 impl ControllerMetrics {
-    /// Everything at zero.
+    /// Creates the metrics, all zero.
     pub fn new() -> prometheus::Result<Self> {
         let registry = Registry::new();
         let gauge = |name, help| {
@@ -51,7 +51,7 @@ impl ControllerMetrics {
         })
     }
 
-    /// Whether this controller works.
+    /// Sets whether this replica holds the Lease.
     pub(crate) fn leads(&self, leads: bool) {
         self.leads.set(leads.into());
         if !leads {
@@ -59,19 +59,19 @@ impl ControllerMetrics {
         }
     }
 
-    /// What is known: MirrorNodes, those of them that do not count, and Mirrors.
+    /// Sets the number of MirrorNodes, of stale ones, and of Mirrors.
     pub(crate) fn knows(&self, nodes: usize, stale: usize, mirrors: usize) {
         for (gauge, value) in [(&self.nodes, nodes), (&self.stale, stale), (&self.mirrors, mirrors)] {
             gauge.set(i64::try_from(value).unwrap_or(i64::MAX));
         }
     }
 
-    /// A status was written, or could not be.
+    /// Counts a write of a status, or a failed one.
     pub(crate) fn written(&self, is_written: bool) {
         if is_written { &self.writes } else { &self.failures }.inc();
     }
 
-    /// The text of all metrics.
+    /// Returns the text of all metrics.
     pub fn text(&self) -> anyhow::Result<String> {
         Ok(TextEncoder::new().encode_to_string(&self.registry.gather())?)
     }

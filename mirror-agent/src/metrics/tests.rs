@@ -1,4 +1,4 @@
-//! Tests of the metrics that maps and reports become.
+//! Tests of the metrics that are generated from maps and reports.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -106,7 +106,7 @@ fn a_pod_and_its_successor_are_one_series_and_an_interface_has_no_pod() {
 }
 
 /// A pod and its successor can be in different networks for a moment. Two series with the labels of one NIC would break
-/// the queries that join them.
+/// queries that join them.
 #[test]
 fn a_nic_has_one_series_with_its_network() {
     let with_network = |ifindex, uid, network: Option<&str>| {
@@ -175,7 +175,7 @@ fn a_pod_with_two_skipped_nics_is_one_skipped_pod() {
     );
 }
 
-/// The state is a label, so a NIC has two series whatever happens to it.
+/// The state is a label, so a NIC always has two series.
 #[test]
 fn each_direction_of_a_nic_has_one_series_with_its_coverage() {
     let judged = |state| Judged { state, since: Instant::now(), seen: 1, carried: 2 };

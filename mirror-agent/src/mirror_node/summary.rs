@@ -1,4 +1,4 @@
-//! The status of a `MirrorNode`, from a report and the counters. Its size is bounded.
+//! Builds the status of a `MirrorNode` from a report and the counters. Its size is bounded.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -17,21 +17,21 @@ use crate::{
     select::{self, Coverage},
 };
 
-/// Most Mirrors and ClusterMirrors in a status.
+/// Maximum number of Mirrors and ClusterMirrors in a status.
 const MOST_MIRRORS: usize = 200;
-/// Most reasons of one Mirror or ClusterMirror, and of all of them.
+/// Maximum number of reasons for one Mirror or ClusterMirror, and for all of them.
 const MOST_REASONS: (usize, usize) = (20, 200);
-/// Most MirrorTargets in a status. A node has 16 targets, and refuses the others.
+/// Maximum number of MirrorTargets in a status. A node has 16 targets, and refuses the others.
 const MOST_TARGETS: usize = 64;
-/// Most bytes of a message. With the numbers above, a status has some 340 KiB at most.
+/// Maximum length of a message in bytes. With the numbers above, a status has at most some 340 KiB.
 const MOST_BYTES: usize = 512;
 
 /// The counts of this node.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Counts {
-    /// Those of the mirrors, by namespace (none: of a ClusterMirror) and name.
+    /// The counts of the mirrors, by namespace (none: a ClusterMirror) and name.
     pub(super) mirrors: BTreeMap<(Option<String>, MirrorId), OfMirror>,
-    /// The copies of all mirrors that were cut, by their target.
+    /// The cut copies of all mirrors, by target.
     pub(super) cut: BTreeMap<TargetName, Cut>,
 }
 
@@ -41,14 +41,14 @@ pub(super) struct OfMirror {
     pub(super) packets: Packets,
     /// Its sessions.
     pub(super) nics: i64,
-    /// Those that a budget has ended.
+    /// Its sessions that a budget has ended.
     pub(super) ended: i64,
 }
 
-/// Reads the counts of all mirrors that are of resources, and what was cut of the copies of any mirror.
+/// Reads the counts of all mirrors that come from resources, and the cut copies of all mirrors.
 pub(super) fn counts(reader: &mut Reader) -> anyhow::Result<Counts> {
     let mut counts = Counts::default();
-    // A capture may be that of the stream of a Mirror.
+    // A capture may belong to the stream of a Mirror.
     let is_ours = |origin| {
         matches!(origin, Origin::Mirror | Origin::ClusterMirror | Origin::Enforced | Origin::Capture)
     };
@@ -110,8 +110,8 @@ pub(super) fn summary(report: &Report, counts: &Counts) -> MirrorNodeStatus {
     }
 }
 
-/// The room that each Mirror and ClusterMirror gets, by what it wants. ClusterMirrors come first, and the namespaces share
-/// the rest: so a namespace with very many Mirrors takes no room from others. In a namespace the first ones get it.
+/// The room for each Mirror and ClusterMirror, by its need. ClusterMirrors come first, and the namespaces share the
+/// rest: so a namespace with very many Mirrors takes no room from others. Within a namespace the first ones get it.
 fn shared<'c>(wants: impl Iterator<Item = (&'c Coverage, usize)>, most: usize) -> Vec<usize> {
     let wants: Vec<_> = wants.map(|(of, wants)| (of.of.id.namespace.as_deref(), wants)).collect();
     let mut of_namespaces = BTreeMap::<_, usize>::new();
@@ -131,7 +131,7 @@ fn shared<'c>(wants: impl Iterator<Item = (&'c Coverage, usize)>, most: usize) -
     wants.into_iter().map(take).collect()
 }
 
-/// The reasons in the status of a Mirror or ClusterMirror. Its own refusal is there once, and not for each pod.
+/// The reasons in the status of a Mirror or ClusterMirror. Its own refusal is included once, not for each pod.
 fn reasons(of: &Coverage) -> BTreeSet<&select::NotCovered> {
     if of.of.refused.is_some() { BTreeSet::new() } else { of.not_covered.iter().collect() }
 }
@@ -187,7 +187,7 @@ fn reason(of: &select::NotCovered) -> NotCovered {
     }
 }
 
-/// How many do not fit, if any.
+/// The number of entries that do not fit, if any.
 fn more(all: usize, most: usize) -> Option<i64> {
     all.checked_sub(most).filter(|more| *more > 0).map(number)
 }

@@ -1,4 +1,4 @@
-//! Tests: what is written, how often, how much of it, and what the server's answers lead to.
+//! Tests: the contents, the rate and the size of the writes, and the reactions to the server's answers.
 
 #![expect(clippy::unwrap_used, clippy::panic, reason = "tests panic")]
 
@@ -23,7 +23,7 @@ fn pod(name: &str) -> PodId {
     PodId { uid: format!("uid-{name}"), namespace: "shop".into(), name: name.into() }
 }
 
-/// A Mirror that selects so many pods and covers none of them.
+/// A Mirror that selects `pods` pods and covers none of them.
 fn mirror(name: &str, pods: usize) -> Coverage {
     let pods: Vec<_> = (0..pods).map(|number| pod(&format!("web-{number}"))).collect();
     let reason =
@@ -43,7 +43,6 @@ fn mirror(name: &str, pods: usize) -> Coverage {
     }
 }
 
-/// A MirrorTarget.
 fn target(name: &str, state: State) -> Standing {
     Standing { name: TargetName(name.parse().unwrap()), uid: "2".into(), generation: 4, state }
 }
@@ -95,7 +94,7 @@ fn a_mirror_target_is_told_with_its_state() {
     assert_eq!((&up.refused, &up.down, status.more_targets), (&None, &None, None));
 }
 
-/// The API server takes objects of 1.5 MiB at most.
+/// The API server accepts objects of at most 1.5 MiB.
 #[test]
 fn a_status_has_a_bounded_size() {
     let resources = (0..300).map(|number| mirror(&format!("{number}{}", "m".repeat(40)), 250)).collect();
@@ -110,7 +109,7 @@ fn a_status_has_a_bounded_size() {
     assert!(bytes < 340 << 10, "{bytes}");
 }
 
-/// A namespace with very many Mirrors has no more room in the status than others need of it.
+/// A namespace with very many Mirrors gets no more room in the status than the other namespaces leave.
 #[test]
 fn namespaces_share_the_room_of_a_status() {
     let of = |namespace: Option<&str>, name: &str| {
@@ -136,10 +135,10 @@ fn namespaces_share_the_room_of_a_status() {
     assert!(status.mirrors.is_sorted_by_key(|mirror| (mirror.namespace.clone(), mirror.name.clone())));
 }
 
-/// What was sent to the server: method, path and body.
+/// The requests sent to the server: method, path and body.
 type Sent = Arc<Mutex<Vec<(String, String, Value)>>>;
 
-/// A server without a MirrorNode, or with one, or that refuses to take it.
+/// A server that replies to a path with `answer`; `None` stands for an existing MirrorNode.
 fn server(sent: &Sent, answer: impl Fn(&str) -> Option<Reply> + Send + Sync + 'static) -> Client {
     let sent = Arc::clone(sent);
     fake::client_with_bodies(move |request, body| {
@@ -152,7 +151,7 @@ fn server(sent: &Sent, answer: impl Fn(&str) -> Option<Reply> + Send + Sync + 's
     })
 }
 
-/// The writes.
+/// The paths of the writes.
 fn paths(sent: &Sent) -> Vec<String> {
     let mut sent = std::mem::take(&mut *sent.lock().unwrap());
     sent.retain(|(method, ..)| method != "GET");
@@ -191,7 +190,7 @@ async fn what_changes_is_written_and_not_too_often() {
     assert!(writes(20).await <= 1);
     let many = writes(3600).await;
     assert!((10..=12).contains(&many), "{many} in an hour without news");
-    // Counters alone.
+    // Only counters change.
     let mut many = 0;
     for _ in 0..600 {
         *copied.lock().unwrap() += 1;
@@ -208,7 +207,7 @@ async fn what_changes_is_written_and_not_too_often() {
     assert!((10..=13).contains(&many), "{many} in an hour with a MirrorTarget");
 }
 
-/// A Mirror comes, and a second later another one.
+/// A Mirror is created, and another one a second later.
 #[tokio::test(start_paused = true)]
 async fn the_first_changes_of_a_quiet_node_are_written_within_two_seconds() {
     let sent = Sent::default();
@@ -296,7 +295,7 @@ impl Cluster {
             })),
             None => Reply::Status(404),
         };
-        // What is left of an object whose owner is not there, when the answer has gone.
+        // After the answer, the garbage collector deletes an object whose owner does not exist.
         if path.ends_with("/status") && self.object.iter().flatten().any(|owner| owner != self.node) {
             self.object = None;
         }
@@ -304,7 +303,7 @@ impl Cluster {
     }
 }
 
-/// It has another UID then, and the token of the agent has the old one for a while.
+/// The Node has another UID then, and the token of the agent has the old one for a while.
 #[tokio::test(start_paused = true)]
 async fn a_node_that_comes_back_has_its_report_soon() {
     let cluster = Arc::new(Mutex::new(Cluster { node: "1", token: "1", object: None }));
@@ -327,7 +326,7 @@ async fn a_node_that_comes_back_has_its_report_soon() {
     assert_eq!(after(3600).await, Some(vec![]));
     cluster.lock().unwrap().token = "2";
     assert_eq!(after(REPEAT.as_secs() + 60).await, Some(vec!["2".to_owned()]));
-    // The next agent begins with a token of before.
+    // The next agent starts with a token from before.
     let (_reports, reader) = watch::channel(report(vec![mirror("a", 1)]));
     {
         let mut cluster = cluster.lock().unwrap();

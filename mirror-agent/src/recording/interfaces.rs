@@ -1,7 +1,7 @@
-//! The interfaces of a recording: what the number of each session stands for, and what was counted there. Pure.
+//! The interfaces of a recording: the interface and the counters of each session. Pure.
 //!
 //! All files of a recording describe the interfaces in the same order. So an interface has the same number in each of
-//! them, and a packet's block fits into any. [`recording`](super) and its stores call it.
+//! them, and a packet's block is valid in any of them. [`recording`](super) and its stores call it.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -15,12 +15,12 @@ use mirror_core::{
 
 use super::{Counters, Flaws, Source};
 
-/// How many bytes all descriptions together take, in memory and at the beginning of each file, before no further one is
-/// added. The 4096 sessions that a node can have at a time fit in with the longest filters.
+/// Maximum size of all descriptions, in memory and at the beginning of each file. The 4096 sessions that a node can
+/// have at a time fit in with the longest filters.
 const MAX_PREAMBLE: usize = 8 << 20;
-/// Most bytes of the statistics of an interface: a block with two times and three counters.
+/// Maximum size of the statistics of an interface: a block with two times and three counters.
 const STATISTICS: usize = 88;
-/// Most bytes of the comment that says what is wrong with its packets: a text with three numbers of 20 digits.
+/// Maximum size of the comment about flaws of its packets: a text with three numbers of 20 digits.
 const COMMENT: usize = 192;
 
 /// The interfaces so far.
@@ -28,37 +28,36 @@ const COMMENT: usize = 192;
 pub(super) struct Interfaces {
     started_ns: u64,
     writer: Writer,
-    /// The section header, with which every file begins.
+    /// The section header, the beginning of every file.
     header: Vec<u8>,
-    /// By their numbers, which is the order of their descriptions.
+    /// By number, which is the order of the descriptions.
     described: BTreeMap<InterfaceId, Described>,
-    /// Bytes of all descriptions.
+    /// Size of all descriptions in bytes.
     bytes: usize,
     flaws: Flaws,
-    /// By their texts.
+    /// By text.
     filters: BTreeMap<String, Arc<Program>>,
     /// The interface of a session.
     places: HashMap<u32, InterfaceId>,
 }
 
-/// An interface.
 #[derive(Debug)]
 pub(super) struct Described {
     /// Its name, such as `shop/web eth0`.
     pub(super) name: String,
     /// Its description block.
     pub(super) block: Vec<u8>,
-    /// Its counters, as far as they are known.
+    /// Its last known counters.
     counters: Option<Counters>,
-    /// What is wrong with its packets.
+    /// The flaws of its packets.
     flaws: Flaws,
-    /// Its filter, if that can say something else of a super-frame than of its segments. The tap has let all super-frames
-    /// pass then.
+    /// Its filter, if that may give another answer for a super-frame than for its segments. The tap then lets all
+    /// super-frames pass.
     filter: Option<Arc<Program>>,
 }
 
 impl Interfaces {
-    /// None yet. `started_ns` is the beginning of the recording, in ns since the epoch.
+    /// Starts without interfaces. `started_ns` is the beginning of the recording, in ns since the epoch.
     pub(super) fn new(application: &str, started_ns: u64) -> Self {
         let mut header = Vec::new();
         let section = Section { application: Some(application), ..Section::default() };
@@ -75,15 +74,15 @@ impl Interfaces {
         }
     }
 
-    /// Adds an interface, and returns its description for a file that has begun. It is empty if the session has an
-    /// interface already, or if there is no more room.
+    /// Adds an interface, and returns its description for a file that has begun. The result is empty if the session has
+    /// an interface already, or if there is no more room.
     pub(super) fn add(&mut self, source: &Source) -> &[u8] {
         if self.header.len() + self.bytes >= MAX_PREAMBLE || self.places.contains_key(&source.serial) {
             return &[];
         }
         let interface = Interface {
-            // No limit, also where the session has one, which its comment says: libpcap, and with it tcpdump and
-            // Suricata, refuses a file whose interfaces have different snap lengths.
+            // No limit, even if the session has one (its comment names it): libpcap, and with it tcpdump and Suricata,
+            // refuses a file whose interfaces have different snap lengths.
             snaplen: 0,
             name: Some(&source.name),
             description: Some(&source.description),
@@ -101,7 +100,7 @@ impl Interfaces {
         &self.described.entry(id).or_insert(described).block
     }
 
-    /// The program of a filter that is asked for each segment. Equal ones are one.
+    /// Returns the program of a filter that is applied to each segment. Equal filters share one program.
     fn filter_of_segments(&mut self, text: &str) -> Option<Arc<Program>> {
         self.filters.retain(|_, program| Arc::strong_count(program) > 1);
         if let Some(program) = self.filters.get(text) {
@@ -113,12 +112,12 @@ impl Interfaces {
         Some(program)
     }
 
-    /// The filter that what becomes of an interface's super-frame has to pass.
+    /// Returns the filter for the segments of the interface's super-frames.
     pub(super) fn filter(&self, interface: InterfaceId) -> Option<Arc<Program>> {
         self.described.get(&interface)?.filter.clone()
     }
 
-    /// The interface of a session.
+    /// Returns the interface of a session.
     pub(super) fn of(&self, serial: u32) -> Option<InterfaceId> {
         self.places.get(&serial).copied()
     }
@@ -131,7 +130,7 @@ impl Interfaces {
         }
     }
 
-    /// Notes what is wrong with a packet of an interface.
+    /// Adds the flaws of a packet of an interface.
     pub(super) fn note_flaws(&mut self, interface: InterfaceId, flaws: Flaws) {
         if let Some(described) = self.described.get_mut(&interface) {
             described.flaws.add(flaws);
@@ -139,17 +138,17 @@ impl Interfaces {
         }
     }
 
-    /// What is wrong with the packets of all interfaces.
+    /// The sum of the flaws of all interfaces.
     pub(super) fn flaws(&self) -> Flaws {
         self.flaws
     }
 
-    /// No more packets come from these sessions: their numbers can come again for others.
+    /// Removes ended sessions: their serials can be reused for others.
     pub(super) fn part_with(&mut self, is_gone: impl Fn(u32) -> bool) {
         self.places.retain(|serial, _| !is_gone(*serial));
     }
 
-    /// Forgets the interfaces of sessions that have [parted](Self::part_with), but for those that are used.
+    /// Removes the interfaces of [ended](Self::part_with) sessions, except for `used` ones.
     pub(super) fn forget_unused(&mut self, used: &BTreeSet<u32>) {
         let present: BTreeSet<_> = self.places.values().copied().collect();
         let is_kept = |id: &InterfaceId| present.contains(id) || used.contains(&id.number());
@@ -167,7 +166,6 @@ impl Interfaces {
         self.started_ns
     }
 
-    /// The section header.
     pub(super) fn header(&self) -> &[u8] {
         &self.header
     }
@@ -187,7 +185,7 @@ impl Interfaces {
         blocks
     }
 
-    /// Most bytes of a file that has no packets: its beginning and its end.
+    /// Maximum size of a file without packets: its beginning and its end.
     pub(super) fn file_bytes(&self) -> u64 {
         let comment = if self.flaws == Flaws::default() { 0 } else { COMMENT };
         (self.header.len() + self.bytes + self.described.len() * (STATISTICS + comment)) as u64
@@ -195,7 +193,7 @@ impl Interfaces {
 }
 
 impl Described {
-    /// Appends its statistics, from the beginning of the recording to the end of the file. It has this number there.
+    /// Appends its statistics, from the beginning of the recording to the end of the file, with its number `id`.
     pub(super) fn count(&self, id: InterfaceId, begun_ns: u64, end_ns: u64, out: &mut Vec<u8>) {
         let comment = (self.flaws != Flaws::default()).then(|| self.flaws.to_string());
         let statistics = Statistics {

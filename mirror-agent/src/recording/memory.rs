@@ -1,12 +1,11 @@
-//! Packets in memory, as the blocks that a file will have. Pure.
+//! A buffer of packets in memory, as pcapng blocks. Pure.
 //!
-//! The blocks lie one behind the other, without an index: each of them has its length and its time. New ones come to
-//! the back, and the oldest ones go from the front. What comes and what goes is the decision of
-//! [`store`](super::store), which calls it.
+//! The blocks are contiguous, without an index: each of them contains its length and its time. New blocks are appended
+//! at the back, and the oldest are removed at the front. [`store`](super::store) decides which, and calls this module.
 
 use std::collections::{TryReserveError, VecDeque};
 
-/// Where an enhanced packet block has its length and its interface (4 bytes each), and its time (8).
+/// Offsets in an enhanced packet block: length and interface (4 bytes each), and time (8).
 const LENGTH: usize = 4;
 pub(super) const INTERFACE: usize = 8;
 pub(super) const TIME: usize = 12;
@@ -19,8 +18,8 @@ pub(super) struct Memory {
 }
 
 impl Memory {
-    /// Room for so many bytes. The kernel gives the memory only when it is used, so this costs little. Without it, a
-    /// buffer that grows would need half as much memory again for the time of its move.
+    /// Reserves `bytes` bytes. The kernel allocates pages on first use, so this costs little. Without it, a growing
+    /// buffer would need half as much memory again while it is moved.
     pub(super) fn with_room(bytes: u64) -> Result<Self, TryReserveError> {
         let mut blocks = VecDeque::new();
         blocks.try_reserve_exact(usize::try_from(bytes).unwrap_or(usize::MAX))?;
@@ -37,32 +36,31 @@ impl Memory {
         self.packets
     }
 
-    /// Adds a packet.
     pub(super) fn push(&mut self, block: &[u8]) {
         self.blocks.extend(block);
         self.packets += 1;
     }
 
-    /// Removes the oldest packets until at most so many bytes are left.
+    /// Removes the oldest packets until at most `bytes` bytes are left.
     pub(super) fn shrink_to(&mut self, bytes: u64) {
         while self.len() > bytes {
             self.pop();
         }
     }
 
-    /// Removes the oldest packets until the first one is not from before `time_ns`.
+    /// Removes the packets at the front that are older than `time_ns`.
     pub(super) fn forget_before(&mut self, time_ns: u64) {
         while !self.blocks.is_empty() && self.oldest_time_ns() < time_ns {
             self.pop();
         }
     }
 
-    /// All packets in one piece.
+    /// Returns all packets as one slice.
     pub(super) fn as_blocks(&mut self) -> &[u8] {
         self.blocks.make_contiguous()
     }
 
-    /// Each packet, and the number of its interface.
+    /// Returns each packet with the number of its interface.
     pub(super) fn each(&mut self) -> impl Iterator<Item = (u32, &[u8])> {
         let mut rest = self.as_blocks();
         std::iter::from_fn(move || {
@@ -73,7 +71,7 @@ impl Memory {
         })
     }
 
-    /// Removes the oldest packet. There is one.
+    /// Removes the oldest packet. The buffer must not be empty.
     fn pop(&mut self) {
         let length = (u32::from_le_bytes(self.field(LENGTH)) as usize).clamp(1, self.blocks.len());
         self.blocks.drain(..length);
@@ -90,17 +88,17 @@ impl Memory {
     }
 }
 
-/// The time in the field of a block: the upper half comes first.
+/// Decodes the time field of a block: the upper half comes first.
 pub(super) fn time_of(field: [u8; 8]) -> u64 {
     u64::from_le_bytes(field).rotate_left(32)
 }
 
-/// The field of a block with this time.
+/// Encodes the time field of a block.
 pub(super) fn time_bytes(time_ns: u64) -> [u8; 8] {
     time_ns.rotate_left(32).to_le_bytes()
 }
 
-/// A number of a block.
+/// Reads a 32-bit number of a block.
 fn number(block: &[u8], place: usize) -> Option<u32> {
     block.get(place..)?.first_chunk().copied().map(u32::from_le_bytes)
 }

@@ -7,7 +7,7 @@ use std::{
 
 const SECONDS_OF_A_DAY: u64 = 86_400;
 
-/// What the names are made from.
+/// The parts of the names.
 #[derive(Debug)]
 pub(super) struct Names {
     /// The path without its extension.
@@ -17,7 +17,7 @@ pub(super) struct Names {
 }
 
 impl Names {
-    /// The names that belong to the path of a file. `None`: the path has no name at its end.
+    /// The names for the path of a file. `None`: the path does not end in a name.
     pub(super) fn of(path: &Path) -> Option<Self> {
         path.file_name()?;
         let mut extension = OsString::new();
@@ -28,7 +28,7 @@ impl Names {
         Some(Self { stem: path.with_extension("").into(), extension })
     }
 
-    /// The file with this number, which begins at this time: `web_00001_20261122T051500.pcapng` of `web.pcapng`.
+    /// The file with this number and start time: `web_00001_20261122T051500.pcapng` for `web.pcapng`.
     pub(super) fn path(&self, number: u64, begins_ns: u64) -> PathBuf {
         let mut path = self.stem.clone();
         path.push(format!("_{number:05}_{}", utc(begins_ns)));
@@ -37,7 +37,7 @@ impl Names {
     }
 }
 
-/// A time in ns since the epoch, in the basic form of ISO 8601: `20261122T051500`.
+/// Formats ns since the epoch in the basic format of ISO 8601: `20261122T051500`.
 fn utc(time_ns: u64) -> String {
     let seconds = time_ns / 1_000_000_000;
     let (mut days, second) = (seconds / SECONDS_OF_A_DAY, seconds % SECONDS_OF_A_DAY);
@@ -94,7 +94,7 @@ mod tests {
         assert!(["", "/", "..", "x/.."].iter().all(|path| Names::of(Path::new(path)).is_none()));
     }
 
-    /// The right sides are those of `date -u -d @SECONDS +%Y%m%dT%H%M%S`.
+    /// The expected values are those of `date -u -d @SECONDS +%Y%m%dT%H%M%S`.
     #[test]
     fn times_are_those_of_the_calendar() {
         for (seconds, expected) in [

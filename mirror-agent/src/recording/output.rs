@@ -1,7 +1,7 @@
-//! One file, or standard output, that blocks are written to.
+//! The output file, or standard output, to which blocks are written.
 //!
-//! It collects blocks and writes many at once. A pipe gets what its reader takes, and the rest stays here. It knows
-//! nothing of a block but its length. [`store`](super::store) and [`rotation`](super::rotation) call it.
+//! It buffers blocks and writes many at once. If the reader of a pipe does not accept everything, the rest stays
+//! buffered. It knows only the length of a block. [`store`](super::store) and [`rotation`](super::rotation) call it.
 
 use std::{
     fs::{File, OpenOptions, Permissions},
@@ -16,21 +16,21 @@ use std::{
 
 use super::{Destination, Progress, RecordingError, pipe};
 
-/// Packets are secrets: the files are for their owner alone.
+/// Packets are confidential: only the owner may read the files.
 const MODE: u32 = 0o600;
-/// How many bytes are collected before they are written, if the batch does not end before. A batch has no bound that is
+/// Size of the buffer in bytes; a full buffer is written before the end of the batch. A batch has no bound that is
 /// known here: a record can become some thousand segments.
 const MOST_PENDING: usize = 64 << 10;
-/// How long the reader of a pipe may take nothing at the end of a recording.
+/// How long the reader of a pipe may accept nothing at the end of a recording.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// What messages call standard output.
+/// The name of standard output in messages.
 const STDOUT: &str = "standard output";
-/// Where a block has its length, in 4 bytes.
+/// Offset of the length in a block (4 bytes).
 const LENGTH: usize = 4;
-/// The type of the block of a packet.
+/// The block type of a packet.
 const PACKET: u32 = 6;
 
-/// A file that is open, or was. At first it is empty.
+/// An output file, which is open or closed. It is empty at first.
 #[derive(Debug)]
 pub(super) struct Output {
     file: File,
@@ -38,23 +38,23 @@ pub(super) struct Output {
     path: Option<PathBuf>,
     /// Blocks that are not written yet.
     pending: Vec<u8>,
-    /// Bytes of the file that are written. `None`: it may have had bytes before, or it is a pipe.
+    /// Bytes written to the file. `None`: it may have had contents before, or it is a pipe.
     written: Option<u64>,
-    /// A pipe: how long its reader may take nothing. 0: for ever, and meanwhile the blocks are collected here.
+    /// For a pipe: how long its reader may accept nothing. 0: forever, and the blocks stay buffered here meanwhile.
     pipe: Option<Duration>,
     is_open: bool,
-    /// It has refused a part of what was written.
+    /// A write has failed in part.
     has_failed: bool,
-    /// Packets that were taken and are not in the file, because it takes no more.
+    /// Packets that were appended and are not in the file, because a write failed.
     unwritten: u64,
 }
 
 impl Output {
-    /// Standard output, or a file in the place of what was there.
+    /// Opens standard output, or replaces a file.
     pub(super) fn open(destination: Destination) -> Result<Self, RecordingError> {
         match destination {
             Destination::Stdout => {
-                // Rust's own buffer is left out: it breaks the bytes up at their newlines.
+                // Rust's own buffer is bypassed: it splits the bytes at newlines.
                 let file = io::stdout().as_fd().try_clone_to_owned();
                 let output = file.and_then(|file| Self::new(file.into(), None, None));
                 output.map_err(|error| RecordingError::Write { place: STDOUT.to_owned(), error })
@@ -65,19 +65,19 @@ impl Output {
         }
     }
 
-    /// A file in the place of what was there. Pipes and devices stay what they are.
+    /// Opens a file and truncates it. Pipes and devices stay what they are.
     fn replace(path: &Path) -> io::Result<Self> {
         let file = OpenOptions::new().write(true).create(true).truncate(true).mode(MODE).open(path)?;
         let metadata = file.metadata()?;
         let is_file = metadata.is_file();
-        // A file that was there has kept its mode.
+        // An existing file has kept its mode.
         if is_file && metadata.permissions().mode() & !MODE & 0o777 != 0 {
             file.set_permissions(Permissions::from_mode(MODE))?;
         }
         Self::new(file, Some(path), is_file.then_some(0))
     }
 
-    /// A file where there is nothing yet.
+    /// Creates a file that must not exist.
     pub(super) fn create(path: &Path) -> io::Result<Self> {
         let file = OpenOptions::new().write(true).create_new(true).mode(MODE).open(path)?;
         Self::new(file, Some(path), Some(0))
@@ -102,17 +102,17 @@ impl Output {
         self.path.as_deref()
     }
 
-    /// Whether it has refused a part of what was written.
+    /// Whether a write has failed in part.
     pub(super) fn has_failed(&self) -> bool {
         self.has_failed
     }
 
-    /// Packets that were taken and are not in the file, because it takes no more.
+    /// Packets that were appended and are not in the file, because a write failed.
     pub(super) fn unwritten(&self) -> u64 {
         self.unwritten
     }
 
-    /// The pipe or socket that it is, to wait until its reader takes more.
+    /// The pipe or socket of the output, to wait until it is writable.
     pub(super) fn pipe(&self) -> Option<BorrowedFd<'_>> {
         self.pipe.map(|_| self.file.as_fd())
     }
@@ -122,19 +122,19 @@ impl Output {
         self.is_open && self.pipe.is_some() && !self.pending.is_empty()
     }
 
-    /// Whether so many blocks wait for the reader of a pipe that there should not be more.
+    /// Whether the buffer for the reader of a pipe is full, so that the caller should append nothing more.
     pub(super) fn is_stalled(&self) -> bool {
         self.is_pending() && self.pending.len() >= MOST_PENDING
     }
 
-    /// From now on, what is written to a pipe waits for its reader. It is an error if the reader takes nothing for
+    /// From now on, writes to a pipe wait for its reader. It is an error if the reader accepts nothing for
     /// [`PATIENCE`].
     pub(super) fn wait_for_reader(&mut self) {
         self.pipe = self.pipe.map(|_| PATIENCE);
     }
 
-    /// Adds blocks. They are written when there are enough of them. [`Progress::Complete`]: they were not taken,
-    /// because the file is closed or its reader is gone.
+    /// Appends blocks. They are written when the buffer is full. [`Progress::Complete`]: they were not accepted,
+    /// because the file is closed or its reader closed the pipe.
     pub(super) fn append(&mut self, blocks: &[u8]) -> Result<Progress, RecordingError> {
         if !self.is_open {
             return Ok(Progress::Complete);
@@ -145,13 +145,13 @@ impl Output {
         }
         let flushed = self.flush();
         if !matches!(flushed, Ok(Progress::GoesOn)) {
-            // These were not taken.
+            // These were not accepted.
             self.unwritten = self.unwritten.saturating_sub(packets_in(blocks));
         }
         flushed
     }
 
-    /// Writes what was added, or as much of it as the reader of a pipe takes. Finds out if that reader is gone.
+    /// Writes the buffer, or as much of it as the reader of a pipe accepts. Detects that this reader closed the pipe.
     pub(super) fn flush(&mut self) -> Result<Progress, RecordingError> {
         let mut pending = std::mem::take(&mut self.pending);
         let outcome = self.write_some(&pending);
@@ -161,7 +161,7 @@ impl Output {
         outcome.map(|_| self.progress())
     }
 
-    /// Writes these blocks at once. Nothing may be pending, and a pipe must [wait](Self::wait_for_reader).
+    /// Writes these blocks at once. The buffer must be empty, and a pipe must [wait](Self::wait_for_reader).
     pub(super) fn write(&mut self, blocks: &[u8]) -> Result<Progress, RecordingError> {
         self.write_some(blocks).map(|_| self.progress())
     }
@@ -170,8 +170,7 @@ impl Output {
         if self.is_open { Progress::GoesOn } else { Progress::Complete }
     }
 
-    /// Writes these bytes. Returns how many need not be written any more: fewer than all only if the reader of a pipe
-    /// takes no more now.
+    /// Writes these bytes. Returns how many are done: fewer than all only if the reader of a pipe accepts no more now.
     fn write_some(&mut self, blocks: &[u8]) -> Result<usize, RecordingError> {
         if !self.is_open {
             return Ok(blocks.len());
@@ -196,7 +195,7 @@ impl Output {
         let whole = whole_blocks(blocks, count);
         self.unwritten += packets_in(blocks.get(whole..).unwrap_or_default());
         let error = match error.kind() {
-            // The reader has seen enough, as in `| head`.
+            // The reader closed the pipe early, as in `| head`.
             ErrorKind::BrokenPipe => return Ok(blocks.len()),
             ErrorKind::WouldBlock => {
                 io::Error::other(format!("its reader has taken nothing for {} s", PATIENCE.as_secs()))
@@ -208,17 +207,17 @@ impl Output {
         Err(RecordingError::Write { place, error })
     }
 
-    /// Writes what was added. The file takes nothing after this.
+    /// Writes the buffer. Nothing can be appended after this.
     pub(super) fn close(&mut self) -> Result<(), RecordingError> {
         let flushed = self.flush();
         self.is_open = false;
         flushed.map(|_| ())
     }
 
-    /// Removes the part of a block at the end of the file, so that programs read it without an error.
+    /// Removes an incomplete block at the end of the file, so that programs can read it without an error.
     fn cut(&self, whole: usize) {
         if let Some(written) = self.written {
-            // If this fails too, the file still can be read up to there.
+            // If this fails too, the file can still be read up to there.
             let _ = self.file.set_len(written + whole as u64);
         }
     }
@@ -238,7 +237,7 @@ fn write_all(file: &mut File, bytes: &[u8]) -> Result<(), (usize, io::Error)> {
     Ok(())
 }
 
-/// How many of these blocks are packets.
+/// The number of packets among these blocks.
 fn packets_in(mut blocks: &[u8]) -> u64 {
     let mut packets = 0;
     while let Some(([kind, length], _)) = blocks.as_chunks::<4>().0.split_first_chunk::<2>() {
@@ -249,7 +248,7 @@ fn packets_in(mut blocks: &[u8]) -> u64 {
     packets
 }
 
-/// The length of those blocks that are whole within the first `count` bytes.
+/// The total length of the blocks that are complete within the first `count` bytes.
 fn whole_blocks(blocks: &[u8], count: usize) -> usize {
     let mut whole = 0;
     while let Some(length) = blocks.get(whole + LENGTH..).and_then(<[u8]>::first_chunk) {

@@ -1,8 +1,8 @@
-//! A pipe, FIFO or socket as the output: writes what its reader takes, and never waits longer than the caller allows.
+//! A pipe, FIFO or socket as the output: writes what its reader accepts, and never waits longer than the caller allows.
 //!
-//! The pipe stays in blocking mode: that of standard output is shared with other programs, such as the shell, and so is
-//! its mode. Instead, each write is so short that a pipe which is ready takes it at once. [`output`](super::output)
-//! calls this module, and keeps what was not taken.
+//! The pipe stays in blocking mode: standard output, and with it its mode, is shared with other programs such as the
+//! shell. Instead, each write is short enough that a writable pipe accepts it at once. [`output`](super::output) calls
+//! this module, and keeps what was not accepted.
 
 use std::{
     fs::File,
@@ -16,18 +16,18 @@ use nix::{
     poll::{PollFd, PollFlags, PollTimeout, poll},
 };
 
-/// Most bytes of a write: `PIPE_BUF`. A pipe is ready when so many bytes fit in, and sockets are ready later.
+/// Maximum length of a write: `PIPE_BUF`. A pipe is writable when this many bytes fit; sockets become writable later.
 const MOST_AT_ONCE: usize = 4096;
 
-/// Whether a file has a reader that can make its writer wait.
+/// Whether the file is one whose reader can block its writer.
 pub(super) fn is_pipe(file: &File) -> io::Result<bool> {
     let kind = file.metadata()?.file_type();
     Ok(kind.is_fifo() || kind.is_socket())
 }
 
-/// Writes bytes. Each time that the reader takes nothing, it gets `patience` to take something. An error comes with the
-/// number of bytes that were written before it: [`ErrorKind::WouldBlock`] if the patience is at its end,
-/// [`ErrorKind::BrokenPipe`] if the reader is gone, which is found out also if there are no bytes.
+/// Writes bytes. Each time the reader accepts nothing, waits up to `patience` for it. An error comes with the number of
+/// bytes written before it: [`ErrorKind::WouldBlock`] after `patience`, [`ErrorKind::BrokenPipe`] if the reader closed
+/// the pipe, which is detected even if there are no bytes to write.
 pub(super) fn write(pipe: &mut File, bytes: &[u8], patience: Duration) -> Result<(), (usize, io::Error)> {
     let mut count = 0;
     loop {
@@ -49,7 +49,7 @@ pub(super) fn write(pipe: &mut File, bytes: &[u8], patience: Duration) -> Result
     }
 }
 
-/// Waits until the pipe takes bytes; whether it does. An error if its reader is gone.
+/// Waits until the pipe is writable; returns whether it is. An error if its reader closed it.
 fn wait(pipe: &File, patience: Duration) -> io::Result<bool> {
     let mut fds = [PollFd::new(pipe.as_fd(), PollFlags::POLLOUT)];
     let timeout = PollTimeout::try_from(patience).unwrap_or(PollTimeout::MAX);
@@ -59,7 +59,7 @@ fn wait(pipe: &File, patience: Duration) -> io::Result<bool> {
         }
     }
     let [found] = fds.map(|fd| fd.revents().unwrap_or(PollFlags::empty()));
-    // A pipe without a reader has an error, a socket without one is hung up.
+    // A pipe without a reader reports POLLERR, a socket without one POLLHUP.
     if found.intersects(PollFlags::POLLERR | PollFlags::POLLHUP) {
         return Err(ErrorKind::BrokenPipe.into());
     }

@@ -1,7 +1,7 @@
-//! Files that follow one another. The newest ones are kept.
+//! Rotating files; the newest ones are kept.
 //!
-//! Each of them is complete in itself: it begins with the interfaces so far and ends with their statistics.
-//! [`store`](super::store) calls it.
+//! Each file is complete: it begins with the present interfaces and ends with their statistics. [`store`](super::store)
+//! calls it.
 
 use std::{
     collections::VecDeque,
@@ -14,28 +14,28 @@ use super::{
     Progress, RecordingError, interfaces::Interfaces, names::Names, output::Output, store::Finished,
 };
 
-/// How many numbers in a row are tried if there are files with these names. Only another recording that began a file
-/// within the same second can have made them.
+/// Maximum number of existing names to skip. Only another recording that began a file within the same second can have
+/// created them.
 const ATTEMPTS: u64 = 1000;
 
 /// The files of a rotation.
 #[derive(Debug)]
 pub(super) struct Rotation {
     names: Names,
-    /// Most bytes of a file, and most files.
+    /// Maximum size of a file in bytes, and maximum number of files.
     bytes: u64,
     most_files: usize,
     /// The number of the current file.
     number: u64,
     /// The current file.
     output: Output,
-    /// Bytes of the packets in it.
+    /// Bytes of the packets in the current file.
     packet_bytes: u64,
-    /// All files that are kept, the current one last.
+    /// All kept files, the current one last.
     files: VecDeque<Numbered>,
 }
 
-/// A file that is kept.
+/// A kept file.
 #[derive(Debug)]
 struct Numbered {
     path: PathBuf,
@@ -58,7 +58,7 @@ impl Rotation {
         Ok(Self { names, bytes, most_files, number, output, packet_bytes: 0, files })
     }
 
-    /// The current file, for what belongs to no packet.
+    /// The current file, for blocks other than packets.
     pub(super) fn output(&mut self) -> &mut Output {
         &mut self.output
     }
@@ -84,7 +84,7 @@ impl Rotation {
         Ok(progress)
     }
 
-    /// Ends the current file. The recording has taken so many packets.
+    /// Ends the current file. `packets` counts the recording.
     pub(super) fn finish(
         mut self,
         interfaces: &Interfaces,
@@ -102,7 +102,7 @@ impl Rotation {
         })
     }
 
-    /// Packets that the current file did not take do not count, and without any other packet the file goes.
+    /// Subtracts packets that the current file did not accept, and removes the file if it has no others.
     fn leave_out(&mut self, unwritten: u64) -> Result<(), RecordingError> {
         let Some(current) = self.files.back_mut().filter(|_| self.output.has_failed()) else { return Ok(()) };
         current.packets = current.packets.saturating_sub(unwritten);
@@ -112,8 +112,8 @@ impl Rotation {
         self.files.pop_back().map_or(Ok(()), |empty| remove(empty.path))
     }
 
-    /// Ends the current file, and begins the next one. The oldest file goes first, so that there are never more files
-    /// on the disk than were asked for.
+    /// Ends the current file, and begins the next one. The oldest file is removed first, so that the configured number
+    /// of files is never exceeded.
     fn next(&mut self, time_ns: u64, interfaces: &Interfaces) -> Result<(), RecordingError> {
         self.end_file(interfaces, time_ns)?;
         if self.files.len() >= self.most_files
@@ -134,7 +134,7 @@ impl Rotation {
     }
 }
 
-/// Creates the file behind the one with this number.
+/// Creates the file with the next free number after this one.
 pub(super) fn create(
     names: &Names,
     number: u64,
@@ -151,7 +151,7 @@ pub(super) fn create(
     }
 }
 
-/// Removes a file. The user may have moved it away.
+/// Removes a file. It is not an error if the user has moved it away.
 fn remove(path: PathBuf) -> Result<(), RecordingError> {
     match fs::remove_file(&path) {
         Err(error) if error.kind() != ErrorKind::NotFound => Err(RecordingError::Remove { path, error }),

@@ -1,7 +1,6 @@
-//! What a [`Recorder`] that keeps the newest packets can be asked for while it goes on: a file of them. The callers of
-//! `recording` ask.
+//! Snapshots: files of the newest packets of a running [`Recorder`], for the callers of `recording`.
 //!
-//! The file has the interfaces that are wanted, and no others. So their numbers in the file are not those in memory.
+//! A snapshot contains only the requested interfaces. So their numbers in the file differ from those in memory.
 
 use std::{collections::BTreeMap, path::PathBuf};
 
@@ -15,35 +14,35 @@ use super::{
     rotation,
 };
 
-/// The least step of the wall clock that is taken for one. The two clocks are read one after the other, and without a
-/// step a packet has the same time in each snapshot.
+/// The minimum difference that counts as a step of the wall clock. The two clocks are read one after the other, and
+/// without a step a packet has the same timestamp in each snapshot.
 const STEP_NS: u64 = 10_000_000;
 
-/// The newest packets at a moment.
+/// A snapshot.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Snapshot {
-    /// A whole pcapng.
+    /// A complete pcapng.
     pub bytes: Vec<u8>,
-    /// How many packets it has.
+    /// The number of packets.
     pub packets: u64,
 }
 
 impl Recorder {
-    /// No more packets come from these sessions, and others can have their numbers. Of a recording that keeps the newest
-    /// packets and has no end, what is known of these sessions goes with their packets.
+    /// Ends these sessions: no more packets of them arrive, and their serials can be reused. A recording of the newest
+    /// packets that has no end drops the data of these sessions with their packets.
     pub fn part_with(&mut self, is_gone: impl Fn(u32) -> bool) {
         self.interfaces.part_with(is_gone);
         if self.interfaces.described().len() > self.most_interfaces
             && let Some((memory, _)) = self.store.newest()
         {
             self.interfaces.forget_unused(&memory.each().map(|(interface, _)| interface).collect());
-            // So a look at all packets comes only after many new interfaces.
+            // So the scan of all packets is repeated only after many new interfaces.
             self.most_interfaces = 2 * self.interfaces.described().len() + SOME_INTERFACES;
         }
     }
 
-    /// The newest packets until now, of the interfaces whose names are wanted; the recording goes on. The times in it are
-    /// those of the wall clock of now, also if that was set by 10 ms or more since the recording began. `None`: the
+    /// Returns the newest packets of the interfaces whose names are wanted; the recording continues. The timestamps are
+    /// those of the present wall clock, even if it was set by 10 ms or more since the recording began. `None`: the
     /// recording does not keep the newest packets.
     pub fn snapshot(&mut self, is_wanted: impl Fn(&str) -> bool, now: Clock) -> Option<Snapshot> {
         let (memory, _) = self.store.newest()?;
@@ -52,9 +51,9 @@ impl Recorder {
         Some(Snapshot::of(memory, &self.interfaces, is_wanted, now.wall_ns, late_ns))
     }
 
-    /// Writes the newest packets until now into a file beside that of the recording, with a number and the time in its
-    /// name as in a rotation; the recording goes on. `now_ns` is on `CLOCK_MONOTONIC`. Returns the path of the file, and
-    /// how many packets it has. `None`: the recording does not keep the newest packets.
+    /// Writes the newest packets to a new file in the directory of the recording's file, with a number and the time in
+    /// its name as in a rotation; the recording continues. `now_ns` is on `CLOCK_MONOTONIC`. Returns the path of the
+    /// file, and its number of packets. `None`: the recording does not keep the newest packets.
     pub fn save(&mut self, now_ns: u64) -> Result<Option<(PathBuf, u64)>, RecordingError> {
         let now = Clock { wall_ns: self.started.wall_at(now_ns), monotonic_ns: now_ns };
         let Some((_, output)) = self.store.newest() else { return Ok(None) };
@@ -69,8 +68,8 @@ impl Recorder {
 }
 
 impl Snapshot {
-    /// The packets of the interfaces whose names are wanted. `now_ns` is in ns since the epoch. All times in memory are
-    /// `late_ns` earlier than those in the file.
+    /// The packets of the interfaces whose names are wanted. `now_ns` is in ns since the epoch. All timestamps in
+    /// memory are `late_ns` earlier than those in the file.
     pub(super) fn of(
         memory: &mut Memory,
         interfaces: &Interfaces,
@@ -89,7 +88,7 @@ impl Snapshot {
         }
         let lengths = memory.each().filter(|(interface, _)| places.contains_key(interface));
         let length: usize = lengths.map(|(_, block)| block.len()).sum();
-        // As much as is needed: a vector that grows would take twice as much for a moment.
+        // The exact size: a growing vector would take twice as much for a moment.
         bytes.reserve_exact(length + statistics.len());
         let mut packets = 0;
         for (interface, block) in memory.each() {

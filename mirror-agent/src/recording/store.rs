@@ -1,6 +1,6 @@
-//! Where the blocks of packets are until they are in a file, for each [`Kept`].
+//! The storage of packets until they are in a file, for each [`Kept`].
 //!
-//! [`recording`](super) calls it. It does not know what is in a block.
+//! Called by [`recording`](super). It does not interpret the contents of a block.
 
 use std::path::{Path, PathBuf};
 
@@ -9,11 +9,11 @@ use super::{
     output::Output, rotation::Rotation,
 };
 
-/// Most bytes of a file of [`Bound::Time`], which says nothing of bytes: a quarter of the memory that the chart gives
-/// to the agent's container, in which `mirror-agent` runs a second time for a recording.
+/// Maximum size of a file of [`Bound::Time`], which has no bound in bytes: a quarter of the memory limit of the agent's
+/// container in the chart, in which a recording runs as a second `mirror-agent` process.
 pub const MAX_TIME_BYTES: u64 = 64 << 20;
 
-/// Where the blocks are.
+/// The storage of the blocks.
 #[derive(Debug)]
 pub(super) enum Store {
     /// [`Kept::All`].
@@ -26,28 +26,28 @@ pub(super) enum Store {
     Files(Rotation),
 }
 
-/// What a recording has become.
+/// The result of a recording.
 #[derive(Debug)]
 pub(super) struct Finished {
-    /// The packets that it has taken, without those that a full disk has not.
+    /// Recorded packets, without those that a full disk did not accept.
     pub(super) packets: u64,
-    /// Those of them that are in the files.
+    /// Recorded packets that are in the files.
     pub(super) kept: u64,
     /// The files, the oldest first.
     pub(super) files: Vec<PathBuf>,
 }
 
-/// Which times are new enough.
+/// The age limit of packets.
 #[derive(Debug)]
 pub(super) struct Newest {
-    /// The highest time of a packet so far, in ns since the epoch.
+    /// The highest timestamp of a packet so far, in ns since the epoch.
     time_ns: u64,
-    /// How much older a packet may be.
+    /// The maximum age of a packet, relative to it.
     span_ns: u64,
 }
 
 impl Store {
-    /// Opens the file, and gets the memory.
+    /// Opens the file, and allocates the memory.
     pub(super) fn begin(
         destination: Destination,
         kept: Kept,
@@ -77,7 +77,7 @@ impl Store {
         }
     }
 
-    /// Adds the description of an interface to the current file, if that has its beginning already.
+    /// Appends the description of an interface to the current file, if its beginning was written already.
     pub(super) fn describe(&mut self, description: &[u8]) -> Result<Progress, RecordingError> {
         match self {
             Self::All(output) => output.append(description),
@@ -86,7 +86,7 @@ impl Store {
         }
     }
 
-    /// Takes the block of a packet. [`Progress::Complete`]: it was not taken.
+    /// Stores the block of a packet. [`Progress::Complete`]: it was not stored.
     pub(super) fn keep(
         &mut self,
         block: &[u8],
@@ -114,10 +114,10 @@ impl Store {
         }
     }
 
-    /// Writes what does not wait for the end of the recording.
+    /// Writes what need not wait for the end of the recording.
     pub(super) fn end_batch(&mut self) -> Result<Progress, RecordingError> {
         match self {
-            // Of `First` and `Last` nothing is due, but the reader of a pipe can be gone.
+            // `First` and `Last` have nothing to write yet, but the reader of a pipe may have closed it.
             Self::All(output) | Self::First { output, .. } | Self::Last { output, .. } => output.flush(),
             Self::Files(rotation) => rotation.output().flush(),
         }
@@ -131,7 +131,7 @@ impl Store {
         }
     }
 
-    /// From now on, what is written to a pipe waits for its reader.
+    /// From now on, writes to a pipe wait for its reader.
     pub(super) fn wait_for_reader(&mut self) {
         match self {
             Self::All(output) | Self::First { output, .. } | Self::Last { output, .. } => {
@@ -141,7 +141,7 @@ impl Store {
         }
     }
 
-    /// The newest packets, if these are what is kept.
+    /// The newest packets, if the recording keeps these.
     pub(super) fn newest(&mut self) -> Option<(&mut Memory, &Output)> {
         match self {
             Self::Last { memory, output, .. } => Some((memory, output)),

@@ -1,6 +1,6 @@
-//! Tests of recordings: what `pcap-parser` reads back from the files. Here are the stories of one file. `files` has
-//! those of directories and disks, `pipes` those of readers that are slow or gone, `newest` those of recordings that are
-//! asked while they go on, and `model` the properties.
+//! Tests of recordings: what `pcap-parser` reads back from the files. This module has the tests with one file. `files`
+//! has those of directories and disks, `pipes` those of slow and closed readers, `newest` those of snapshots, and
+//! `model` the properties.
 
 #![expect(clippy::panic, clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -16,10 +16,10 @@ mod model;
 mod newest;
 mod pipes;
 
-/// The recording begins at this moment. A record with the time 5000 comes a second and some after the epoch.
+/// The recording begins at this moment. A record with the time 5000 is a little more than a second after the epoch.
 const STARTED: Clock = Clock { wall_ns: 1_000_000_000, monotonic_ns: 1000 };
 
-/// What a file says of a packet.
+/// A packet in a file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Seen {
     interface: u32,
@@ -29,7 +29,7 @@ struct Seen {
     direction: Option<u8>,
 }
 
-/// What a file says of an interface at its end.
+/// The counters of an interface at the end of a file.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 struct Counted {
     start_ns: Option<u64>,
@@ -39,17 +39,17 @@ struct Counted {
     limited: Option<u64>,
 }
 
-/// What is in a file.
+/// The contents of a file.
 #[derive(Debug, Default)]
 struct Contents {
     application: String,
     names: Vec<String>,
     packets: Vec<Seen>,
-    /// Those of each interface, in their order.
+    /// The statistics of each interface, in order.
     statistics: Vec<Counted>,
 }
 
-/// Reads a file that has nothing but whole blocks.
+/// Reads a file that consists of complete blocks only.
 fn read(path: &Path) -> Contents {
     let file = fs::read(path).unwrap();
     let (contents, rest) = read_blocks(&file);
@@ -57,7 +57,7 @@ fn read(path: &Path) -> Contents {
     contents
 }
 
-/// Reads the whole blocks at the beginning of a file. Returns how many bytes are left.
+/// Reads the complete blocks at the beginning of a file. Returns the number of bytes left.
 fn read_blocks(mut file: &[u8]) -> (Contents, usize) {
     let mut contents = Contents::default();
     let Ok((rest, section)) = pcap_parser::parse_sectionheaderblock_le(file) else {
@@ -109,7 +109,7 @@ fn text(options: &[PcapNGOption<'_>], code: OptionCode) -> Option<String> {
     Some(String::from_utf8(value(options, code)?.to_vec()).unwrap())
 }
 
-/// Everything into this file.
+/// A plan that writes everything into this file.
 fn all(path: &Path) -> Plan {
     Plan {
         destination: Destination::File(path.to_owned()),
@@ -135,12 +135,12 @@ fn source(serial: u32) -> Source {
     Source { serial, name: format!("shop/web-{serial} eth0"), ..Source::default() }
 }
 
-/// The head of a record whose frame has so many bytes.
+/// The head of a record with a frame of `len` bytes.
 fn head(serial: u32, time_ns: u64, len: usize) -> RecordHead {
     RecordHead { time_ns, serial, len: len as u32, captured: len as u32, ..RecordHead::default() }
 }
 
-/// A frame of no known protocol, which can be told from others.
+/// A frame of no known protocol, distinguishable from others.
 fn frame(number: u8, len: usize) -> Vec<u8> {
     vec![number; len]
 }
@@ -166,11 +166,11 @@ fn a_file_says_what_was_where_when_and_which_way() {
     let mut recorder = begin_with_two(all(&path));
     let ingress = RecordHead { direction: verdict::Direction::Ingress as u16, ..head(1, 2000, 60) };
     let egress = RecordHead { direction: verdict::Direction::Egress as u16, ..head(2, 3000, 60) };
-    // A CPU that was slower, and a moment ahead of the recording.
+    // From a CPU that was slower; its time is before the start of the recording.
     let unordered = RecordHead { len: 1500, direction: 7, ..head(1, 900, 60) };
     assert_eq!(recorder.record(&ingress, &frame(1, 60)), Progress::GoesOn);
     assert_eq!(recorder.record(&egress, &frame(2, 60)), Progress::GoesOn);
-    // What is behind the captured bytes is not theirs.
+    // Bytes beyond the captured ones do not belong to the record.
     assert_eq!(recorder.record(&unordered, &frame(3, 96)), Progress::GoesOn);
     recorder.note_counters(1, Counters { matched: 10, lost: 1, limited: 0 });
     recorder.note_counters(1, Counters { matched: 20, lost: 3, limited: 5 });
@@ -243,7 +243,7 @@ fn a_record_of_nobody_is_counted_and_left_out() {
     let mut recorder = begin_with_two(all(&path));
     assert_eq!(recorder.record(&head(3, 5000, 60), &frame(3, 60)), Progress::GoesOn);
     recorder.note_counters(3, Counters { matched: 1, lost: 1, limited: 0 });
-    // It can be told later who that is.
+    // The source of a session can be added later.
     recorder.add_source(&source(3));
     assert_eq!(recorder.record(&head(3, 6000, 60), &frame(4, 60)), Progress::GoesOn);
     let summary = recorder.finish(9000).unwrap();
@@ -289,7 +289,7 @@ fn a_super_frame_is_cut_or_kept_as_asked() {
     assert_eq!(read(&path).packets[0].bytes, bytes);
 }
 
-/// Who reads the file sees that it is not all that was on the wire.
+/// A comment shows the reader of the file that bytes are missing.
 #[test]
 fn super_frames_that_are_not_as_on_the_wire_have_a_comment() {
     let directory = tempfile::tempdir().unwrap();
@@ -302,7 +302,7 @@ fn super_frames_that_are_not_as_on_the_wire_have_a_comment() {
     assert_eq!(recorder.record(&cut, &captured), Progress::GoesOn);
     let tiny = RecordHead { gso_size: 8, ..head(2, 5000, bytes.len()) };
     assert_eq!(recorder.record(&tiny, &bytes), Progress::GoesOn);
-    // A snap length is no flaw.
+    // A configured snap length is not a flaw.
     let short = RecordHead { captured: 60, gso_size: 1000, ..head(2, 5000, bytes.len()) };
     assert_eq!(recorder.record(&short, &bytes), Progress::GoesOn);
     let summary = recorder.finish(9000).unwrap();
@@ -334,7 +334,7 @@ fn comments(mut file: &[u8]) -> Vec<String> {
     comments
 }
 
-/// The tap lets a super-frame pass if its filter can say something else of the segments.
+/// The tap lets a super-frame pass if its filter may give another answer for the segments.
 #[test]
 fn a_filter_is_asked_for_what_is_written() {
     let directory = tempfile::tempdir().unwrap();
@@ -354,7 +354,7 @@ fn a_filter_is_asked_for_what_is_written() {
     assert_eq!(written("ip[2:2] = 1040", false), [1054, 1054]);
     assert_eq!(written("greater 1515", true), [2554], "the super-frame is what is written");
     assert_eq!(written("less 1514", true), [0; 0]);
-    // The tap has asked this one.
+    // The tap has applied this one.
     assert_eq!(written("udp", false), [1054, 1054, 554]);
 }
 
@@ -384,7 +384,7 @@ fn the_first_packets_end_at_the_bound_for_good() {
     assert_eq!(record(&mut recorder, &frame(1, 1000)), Progress::GoesOn);
     assert_eq!(recorder.end_batch().unwrap(), Progress::GoesOn);
     assert_eq!(record(&mut recorder, &frame(2, 1000)), Progress::Complete);
-    // This one would fit, but packets behind a hole are not the first ones.
+    // This packet would fit, but the recorded packets must be the first ones, without a gap.
     assert_eq!(record(&mut recorder, &frame(3, 60)), Progress::Complete);
     assert_eq!(recorder.finish(9000).unwrap().kept, 1);
     assert_eq!(read(&path).packets.len(), 1);

@@ -1,4 +1,4 @@
-//! Tests of who is given a stream. That packets come is a story of the level api.
+//! Tests of the authentication of streams. The delivery of packets is tested in the stories of the level api.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -59,7 +59,7 @@ fn a_stream_has_one_reader_and_a_node_has_a_few() {
     places.take(&id("one-more")).unwrap();
 }
 
-/// An endpoint, and its address.
+/// Starts an endpoint, and returns its address.
 async fn endpoint(reports: &watch::Sender<Arc<Report>>) -> (SocketAddr, JoinHandle<()>) {
     let socket = TcpSocket::new_v4().unwrap();
     socket.bind("127.0.0.1:0".parse().unwrap()).unwrap();
@@ -68,14 +68,14 @@ async fn endpoint(reports: &watch::Sender<Arc<Report>>) -> (SocketAddr, JoinHand
     (address, tokio::spawn(serve(listener, reports.subscribe(), Path::new("/nosuch").into())))
 }
 
-/// Connects, and says this.
+/// Connects, and sends this.
 async fn stranger(address: SocketAddr, says: &str) -> TcpStream {
     let mut stream = TcpStream::connect(address).await.unwrap();
     stream.write_all(says.as_bytes()).await.unwrap();
     stream
 }
 
-/// All that comes until the connection ends. A connection that is ended with bytes that nobody has read is reset.
+/// Reads to the end of the connection. A connection that is closed with unread bytes is reset.
 async fn all(mut stream: TcpStream) -> Vec<u8> {
     let mut all = Vec::new();
     let _ = stream.read_to_end(&mut all).await;
@@ -90,7 +90,7 @@ async fn strangers_get_no_byte_and_hold_no_place() {
     for says in ["\n", "GET / HTTP/1.1\r\n\r\n", "{}\n", "{\"mirror\": \"shop/a\"}\n", &"x".repeat(5000)] {
         assert_eq!(all(stranger(address, says).await).await, b"", "{says:?}");
     }
-    // So many that the first one has to go, long before its time is up.
+    // Enough connections to evict the first one, long before its timeout.
     let mut others = Vec::new();
     for _ in 0..STRANGERS {
         others.push(stranger(address, "{\"mirror\": \"shop/a\", \"key\": \"wrong\"}\n").await);
@@ -102,7 +102,7 @@ async fn strangers_get_no_byte_and_hold_no_place() {
     }
 }
 
-/// The Mirror reaches the agent later than the program.
+/// The Mirror reaches the agent later than the client.
 #[tokio::test]
 async fn a_mirror_that_was_made_just_now_is_waited_for() {
     let reports = watch::Sender::new(Arc::new(report(&[])));

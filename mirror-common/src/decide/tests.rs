@@ -12,13 +12,13 @@ use crate::{
 
 const TARGETS: u32 = 3;
 const READY: u32 = TARGET_UP | TARGET_CUTS;
-/// Two pods' devices.
+/// The devices of two pods.
 const A: u32 = 11;
 const B: u32 = 12;
 /// A NIC in a pod's namespace.
 const INSIDE: u32 = 13;
 
-/// A node: its targets, its meters, and what each clone would become.
+/// A node: its targets, its meters, and the outcome of each clone.
 #[derive(Debug, Clone, Default)]
 struct Node {
     targets: Vec<Reach>,
@@ -26,7 +26,8 @@ struct Node {
     identity: u32,
     noted: BTreeMap<u32, (u32, Hook)>,
     again: u32,
-    /// Sessions whose filter does not match, sessions that `charge` refuses, and the outcome of the clones to each target.
+    /// Sessions whose filter does not match, sessions that `charge` refuses, and the outcome of the clones to each
+    /// target.
     filtered: Vec<u32>,
     /// The answer of the other filters; `None`: they match.
     answer: Option<u32>,
@@ -42,7 +43,7 @@ struct Node {
     is_ring_full: bool,
     /// The targets that must not get the packet.
     refused: Vec<u32>,
-    /// The targets that nobody reads.
+    /// The targets without a reader.
     unread: Vec<u32>,
     charged: Vec<u32>,
     counted: Vec<(u32, Direction, Verdict)>,
@@ -122,7 +123,7 @@ impl Kernel for Node {
 }
 
 impl Node {
-    /// The verdict of each session of the tap, and the packet as it goes on.
+    /// Runs the packet through the tap. Returns the verdict of each session, and the packet afterwards.
     fn see(&mut self, packet: Packet, tap: &Tap) -> (Vec<Verdict>, Packet) {
         (self.tc_index, self.counted) = (None, Vec::new());
         mirror(self, packet, tap);
@@ -131,7 +132,7 @@ impl Node {
     }
 }
 
-/// A tap with these sessions; their marks and `alike` as the agent writes them.
+/// A tap with these sessions, with their marks and `alike` as the agent writes them.
 fn tap(kind: TapKind, sessions: &[Session]) -> Tap {
     let mut tap = Tap { kind: kind.wire(), session_count: sessions.len() as u32, ..Tap::default() };
     for (place, session) in sessions.iter().enumerate() {
@@ -141,7 +142,7 @@ fn tap(kind: TapKind, sessions: &[Session]) -> Tap {
             .filter(|&ahead| form(&sessions[ahead]) == form(&session))
             .map(|ahead| 1 << ahead)
             .sum();
-        // A form has its own bit, and of these forms most have none.
+        // A form has its own bit, and most of these forms have none.
         session.mark = match form(&session) {
             (target, 0) if target < 3 => 0x100 << target,
             (0, 96) => 0x800,
@@ -218,8 +219,8 @@ fn any_node() -> impl Strategy<Value = Node> {
 }
 
 proptest! {
-    /// Each session counts one verdict, in the packet's direction. There is a copy for each verdict that says so, and a
-    /// charge for these alone.
+    /// Each session counts one verdict, in the packet's direction. Each `Copied` verdict has exactly one copy, and only
+    /// copies are charged.
     #[test]
     fn every_session_is_counted_once_and_charged_for_its_copy(
         packet in any_packet(), tap in any_tap(), mut node in any_node(),
@@ -247,7 +248,7 @@ proptest! {
             prop_assert!(session.flags & SESSION_FILTERED == 0 || !node.filtered.contains(&session.id));
             prop_assert!(target.flags & TARGET_WHEN_READ == 0 || !node.unread.contains(&session.target));
         }
-        // The packet goes on with the marks of its copies, and with the bits of others in the lower byte.
+        // The packet leaves with the marks of its copies, and with foreign bits in the lower byte unchanged.
         let forms = copied().fold(standing, |forms, (session, _)| forms | session.mark);
         prop_assert_eq!(marks::forms(after.tc_index), forms);
         prop_assert_eq!(marks::is_copy(after.tc_index), marks::is_copy(packet.tc_index) && !leaves_pod);
@@ -255,7 +256,7 @@ proptest! {
         prop_assert!(node.clones.iter().all(|&(_, tc_index, _)| marks::is_copy(tc_index)));
     }
 
-    /// A reader gets each form once, for any sessions that ask for it.
+    /// A reader gets each form once, whatever the sessions.
     #[test]
     fn no_form_is_copied_twice(packet in any_packet(), tap in any_tap(), mut node in any_node()) {
         let (verdicts, _) = node.see(packet, &tap);
@@ -267,8 +268,8 @@ proptest! {
         prop_assert_eq!(forms.len(), count);
     }
 
-    /// A tap with captures only is, for every other tap, as if it were not there: it leaves the packet's marks, and notes
-    /// no copy.
+    /// A tap with captures only is invisible to every other tap: it leaves the packet's marks unchanged, and notes no
+    /// copy.
     #[test]
     fn a_tap_with_captures_only_leaves_the_packet_alone(
         packet in any_packet(), tap in any_tap(), mut node in any_node(),
@@ -282,7 +283,8 @@ proptest! {
         prop_assert_eq!((after.tc_index, node.noted), (packet.tc_index, noted));
     }
 
-    /// The node's end of a tap that sees inside the pod copies and counts none of these packets, and leaves their marks.
+    /// The node side of a tap that sees ingress inside the pod copies and counts none of these packets, and leaves
+    /// their marks.
     #[test]
     fn what_is_seen_inside_is_left_to_the_nic(packet in any_packet(), tap in any_tap(), node in any_node()) {
         let tap = Tap { kind: TapKind::HostVeth.wire(), ..tap };
@@ -292,7 +294,7 @@ proptest! {
         let (verdicts, after) = at_nic.see(packet, &inside);
         prop_assert!(verdicts.is_empty() && at_nic.clones.len() == node.clones.len());
         prop_assert_eq!(after.tc_index, packet.tc_index);
-        // What leaves the pod is seen there as ever.
+        // Egress is still seen on the node side.
         let leaving = Packet { hook: Hook::Ingress, ..packet };
         let [as_inside, as_ever] = [inside, tap].map(|tap| node.clone().see(leaving, &tap));
         prop_assert_eq!((as_inside.0, as_inside.1.tc_index), (as_ever.0, as_ever.1.tc_index));
@@ -311,7 +313,7 @@ proptest! {
         }
     }
 
-    /// A session that makes no copy changes nothing for the others: they act as if it did not exist.
+    /// A session that makes no copy does not affect the others: they behave as if it did not exist.
     #[test]
     fn a_session_that_fails_touches_no_other(
         packet in any_packet(), tap in any_tap(), node in any_node(), which: prop::sample::Index,
@@ -368,12 +370,12 @@ proptest! {
 /// A packet as it leaves the pod behind `A`.
 const FROM_A: Packet = Packet { hook: Hook::Ingress, ifindex: A, tc_index: 0 };
 
-/// The packet where it enters the pod behind `device`.
+/// The packet as it enters the pod behind `device`.
 fn at(device: u32, packet: Packet) -> Packet {
     Packet { hook: Hook::Egress, ifindex: device, ..packet }
 }
 
-/// With one session to the first target at either tap: the verdict of the tap where the packet enters a pod.
+/// The verdict of the second tap, where the packet enters a pod, with one session to the first target at either tap.
 #[track_caller]
 fn sent(snaplens: [u32; 2], device: u32, is_translated: bool) -> (Verdict, u32) {
     let mut node = node(1);
@@ -421,8 +423,8 @@ fn what_comes_back_unchanged_is_copied_once() {
     assert_eq!(sent([0, 0], A, false), (Verdict::Duplicate, 0));
 }
 
-/// Packets of a flow wait in a queue between two taps, beside their predecessors: the notes of either view of the flow
-/// stay those of its own tap.
+/// Packets of a flow wait in a queue between two taps. The notes of each tap's view of the flow, before and after NAT,
+/// are kept separately.
 #[test]
 fn a_translated_flow_is_copied_whole_at_both_taps() {
     let mut node = node(1);
@@ -441,8 +443,8 @@ fn a_translated_flow_is_copied_whole_at_both_taps() {
     assert!(copied.iter().all(|(verdicts, _)| *verdicts == [Verdict::Copied]));
 }
 
-/// The receiver's tap copies in a form that the sender's does not have. The note stays the sender's, so that the next packet
-/// of the flow, which waits behind it, is still known.
+/// The receiver's tap copies in a form that the sender's tap does not have. The note stays the sender's, so that the
+/// next packet of the flow, which is queued behind it, is still recognised.
 #[test]
 fn a_further_form_leaves_the_note_of_the_first() {
     let mut node = node(2);
@@ -464,7 +466,7 @@ fn a_filter_speaks_before_a_mark() {
     assert_eq!(node.see(copied, &pod).0, [Verdict::Filtered], "the session does not ask for it at all");
 }
 
-/// A place without a program, a program of something else, a header that cannot be read.
+/// A missing program, a program with another return value, an unreadable header.
 #[test]
 fn a_filter_or_sample_without_an_answer_lets_nothing_pass() {
     let filtered = tap(TapKind::HostVeth, &[Session { flags: SESSION_FILTERED, ..session(0, 0, 0) }]);
@@ -500,8 +502,8 @@ fn a_device_without_a_queue_is_down_where_another_is_congested() {
     assert_eq!(outcome(-12, TARGET_UP), Err(Verdict::Failed));
 }
 
-/// A guarded target gets no copies of packets that would come back, from any tap, and every other target does. Nothing is
-/// charged for them.
+/// A guarded target gets no copies of packets that would loop, from any tap; every other target does. They are not
+/// charged.
 #[test]
 fn a_guarded_target_refuses_packets() {
     let packet = FROM_A;
@@ -516,7 +518,7 @@ fn a_guarded_target_refuses_packets() {
     assert_eq!((node.clones.len(), node.charged.len()), (clones + 1, charged));
 }
 
-/// Nothing is charged for a packet that nobody would read. Whoever reads another target gets it.
+/// A packet that nobody would read is not charged. Readers of other targets get it.
 #[test]
 fn a_target_that_nobody_reads_gets_no_copies() {
     let metered = Session { flags: SESSION_METERED, ..session(0, 0, 0) };
@@ -527,10 +529,10 @@ fn a_target_that_nobody_reads_gets_no_copies() {
     let (verdicts, passed) = node.see(FROM_A, &tap);
     assert_eq!(verdicts, [Verdict::Unread, Verdict::Copied, Verdict::Unread], "only such a target is asked");
     assert_eq!((node.clones.len(), node.charged.len()), (1, 0));
-    // The mark of its form is not there, so the next tap can copy it for a reader that has come.
+    // The mark of its form is not set, so the next tap can copy it for a reader that has started meanwhile.
     node.unread.clear();
     assert_eq!(node.see(at(B, passed), &tap).0, [Verdict::Copied, Verdict::Duplicate, Verdict::Duplicate]);
-    // A reason of the packet comes first.
+    // A verdict about the packet itself takes precedence.
     node.unread = vec![0];
     let copy = Packet { tc_index: marks::of_copy(0), ..at(B, FROM_A) };
     assert_eq!(node.see(copy, &tap).0, [Verdict::Loop; 3]);
@@ -549,8 +551,8 @@ fn a_tunnel_gets_copies_only_while_they_are_addressed() {
     assert_eq!(node.see(packet, &tap).0, [Verdict::Copied, Verdict::TargetDown]);
 }
 
-/// A filter that looks at the length, for example, says nothing of the segments that a reader makes of a super-frame. A
-/// device gets the super-frame itself.
+/// A filter on the length, for example, gives no answer for the segments that a reader makes of a super-frame. A device
+/// gets the super-frame itself.
 #[test]
 fn a_filter_of_segments_lets_super_frames_pass_into_streams() {
     let stream = Reach { ifindex: 0, flags: TARGET_UP | TARGET_STREAM };

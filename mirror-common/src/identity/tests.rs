@@ -33,16 +33,16 @@ fn of(ethertype: u16, network: &[u8]) -> Option<u32> {
     identity(&mut Frame(frame), ethertype)
 }
 
-/// The parts of a packet that belong to its identity, and those that change on the way.
+/// The parts of a packet that belong to its identity, and those that change on its way.
 #[derive(Debug, Clone, PartialEq)]
 struct Packet {
     is_v6: bool,
     protocol: u8,
     from: [u8; 16],
     to: [u8; 16],
-    /// The first eight bytes behind the IP header.
+    /// The first eight bytes after the IP header.
     transport: [u8; 8],
-    /// IP options, in words; IPv4 alone.
+    /// IP options, in words; IPv4 only.
     options: usize,
     /// Offset of a fragment in units of eight bytes, and its identification.
     fragment: Option<(u16, u16)>,
@@ -114,7 +114,7 @@ proptest! {
         prop_assert_ne!(packet.identity(), other.identity());
     }
 
-    /// Later fragments have no ports: what stands there is payload.
+    /// Later fragments have no ports: those bytes are payload.
     #[test]
     fn a_later_fragment_is_known_by_its_identification(
         packet in any_packet(), offset in 1..0x1fff_u16, ids: [u16; 2], payload: [u8; 8],
@@ -147,7 +147,7 @@ proptest! {
         prop_assert!(answer.is_none() || bytes.len() >= header);
     }
 
-    /// A copy stands for a later packet with the same identity at another hook, for a while.
+    /// For a while, a copy stands for a later packet with the same identity at another hook.
     #[test]
     fn a_note_stands_for_its_packet_elsewhere_and_soon(
         identity: u32, places in (0..1_u32 << PLACE_BITS, 0..1_u32 << PLACE_BITS), unit: u32, age in 0..1_u32 << TIME_BITS, other: u32,

@@ -1,25 +1,25 @@
-//! The meters that a copy is charged to: its session's, then its target's, its pod's, the pod's namespace's, and then the
-//! node's. If a later meter refuses, the charge to the earlier ones is given back.
+//! The meters that a copy is charged to: its session's, its target's, its pod's, its namespace's, and the node's, in
+//! this order. If a later meter refuses, the charge to the earlier ones is refunded.
 //!
 //! A target and a namespace have ceilings, which are limits like a session's: all sessions of the target, and all pods of
 //! the namespace, share one meter.
 //!
 //! A pod has a ceiling, which is a limit like a session's, and a share of the node's rate. The traffic of others never
 //! makes a pod lose a packet within its share: such a packet may bring the node's meter into debt. Beyond its share the
-//! pod gets only the rest of the node's credit. The shares add up to no more than the node's rate ([`Limits::share`]
-//! makes sure of that). So, over any stretch of time, the copies of all pods are at most:
+//! pod gets only the rest of the node's credit. The shares add up to no more than the node's rate (see
+//! [`Limits::share`]). So, over any period, the copies of all pods are at most:
 //!
-//! * the node's rate times the stretch,
-//! * one burst of the node, and one of each share, which together are one more burst of the node,
+//! * the node's rate times the period,
+//! * one burst of the node, and one of each share, which add up to one more burst of the node,
 //! * one packet for the node, and one for each pod.
 //!
-//! Pure; [`decide`](crate::decide) calls it through the kernel's maps and locks, which stand behind [`Meters`].
+//! Pure; [`decide`](crate::decide) calls it, and [`Meters`] hides the kernel's maps and locks.
 
 use super::{Limits, Meter, PodMeter};
 use crate::verdict::Verdict;
 
-/// The meters and their limits. Each method gives `change` access to one meter at a time, and no other CPU uses that
-/// meter meanwhile. `None`: there is no such meter.
+/// The meters and their limits. Each method passes one meter to `change`; no other CPU uses that meter meanwhile.
+/// `None`: there is no such meter.
 pub trait Meters {
     /// The meter of a session, by the number in [`Bill::session`].
     fn session<R>(&mut self, places: u32, change: impl FnOnce(&Limits, &mut Meter) -> R) -> Option<R>;
@@ -31,21 +31,20 @@ pub trait Meters {
     fn has_namespace_rate(&mut self) -> bool;
     /// The meter of a namespace.
     fn namespace<R>(&mut self, index: u32, change: impl FnOnce(&Limits, &mut Meter) -> R) -> Option<R>;
-    /// Whether the node has a rate. Asked first, because all CPUs share the node's one meter.
+    /// Whether the node has a rate. Called first, because all CPUs share the node's meter.
     fn has_node_rate(&mut self) -> bool;
     /// The meter of the node.
     fn node<R>(&mut self, change: impl FnOnce(&Limits, &mut Meter) -> R) -> Option<R>;
 }
 
-/// A copy that is to be charged.
+/// A copy to charge.
 #[derive(Debug, Clone, Copy)]
 pub struct Bill {
-    /// The places of the session's meter and limits, as a number that [`Meters`] understands; `None`: it has no limits.
+    /// The indexes of the session's meter and limits, as a number that [`Meters`] decodes; `None`: it has no limits.
     pub session: Option<u32>,
     /// The target, if it has a ceiling.
     pub target: Option<u32>,
-    /// The namespace of the pod; `None`: it is an interface without a pod, or nothing but the session and the target has
-    /// limits.
+    /// The namespace of the pod; `None`: there is no pod, or only the session and the target have limits.
     pub namespace: Option<u32>,
     /// The pod, if pods or the node have limits.
     pub pod: Option<u32>,
@@ -53,7 +52,7 @@ pub struct Bill {
     pub len: u32,
 }
 
-/// Which meters a copy was charged to.
+/// The meters that a copy was charged to.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Paid {
     /// A bit for each meter.
@@ -73,13 +72,13 @@ impl Paid {
     pub const ALL: u32 =
         Self::SESSION | Self::TARGET | Self::POD | Self::SHARE | Self::NAMESPACE | Self::NODE;
 
-    /// As a number, of the bits of [`Self::ALL`].
+    /// Returns the bits, within [`Self::ALL`].
     #[inline(always)]
     pub const fn to_bits(self) -> u32 {
         self.bits
     }
 
-    /// The reverse of [`Self::to_bits`].
+    /// The inverse of [`Self::to_bits`].
     #[inline(always)]
     pub const fn from_bits(bits: u32) -> Self {
         Self { bits }
@@ -91,7 +90,7 @@ impl Paid {
     }
 }
 
-/// Charges a copy, or says why it may not be made; then nothing is charged.
+/// Charges a copy, or returns the reason for a refusal; then nothing is charged.
 #[inline(always)]
 pub fn charge<M: Meters>(meters: &mut M, bill: Bill, now_ns: u64) -> Result<Paid, Verdict> {
     let mut paid = Paid::NOTHING;
@@ -104,7 +103,7 @@ pub fn charge<M: Meters>(meters: &mut M, bill: Bill, now_ns: u64) -> Result<Paid
     }
 }
 
-/// Takes back what [`charge`] charged for a copy that was not made after all.
+/// Refunds what [`charge`] charged for a copy that was not made after all.
 #[inline(always)]
 pub fn give_back<M: Meters>(meters: &mut M, bill: Bill, paid: Paid) {
     let Bill { session, target, namespace, pod, len } = bill;
@@ -131,11 +130,11 @@ pub fn give_back<M: Meters>(meters: &mut M, bill: Bill, paid: Paid) {
     }
 }
 
-/// Charges one meter after the other, and notes each in `paid`.
+/// Charges one meter after the other, and records each in `paid`.
 #[inline(always)]
 fn charge_each<M: Meters>(meters: &mut M, bill: Bill, now_ns: u64, paid: &mut Paid) -> Result<(), Verdict> {
     let Bill { session, target, namespace, pod, len } = bill;
-    // A closure for each meter: one that several shared would be a function of its own, and Linux 5.10 lets no program
+    // A closure for each meter: a shared one would be a function of its own, and Linux 5.10 does not allow a program to
     // call a function while it holds a lock.
     macro_rules! take {
         () => {
@@ -151,7 +150,7 @@ fn charge_each<M: Meters>(meters: &mut M, bill: Bill, now_ns: u64, paid: &mut Pa
         paid.bits |= Paid::TARGET;
     }
     let Some(index) = pod else { return Ok(()) };
-    // The ceiling, and the share if anything is left of it.
+    // The ceiling, and the share if it has credit left.
     let take_pod = |[ceiling, share]: [&Limits; 2], meter: &mut PodMeter| {
         meter.ceiling.take(ceiling, now_ns, len)?;
         Ok(share.has_rate() && meter.share.take(share, now_ns, len).is_ok())
@@ -165,7 +164,7 @@ fn charge_each<M: Meters>(meters: &mut M, bill: Bill, now_ns: u64, paid: &mut Pa
         paid.bits |= Paid::NAMESPACE;
     }
     if meters.has_node_rate() {
-        // Always for a packet within the pod's share, for others if the node has credit.
+        // Always for a packet within the pod's share, for others only if the node has credit.
         let take_node = |limits: &Limits, meter: &mut Meter| {
             if is_within {
                 meter.overdraw(limits, now_ns, len);

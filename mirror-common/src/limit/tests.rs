@@ -14,7 +14,7 @@ fn packets_per_second(rate: u64, burst_ns: u64) -> Limits {
 }
 
 proptest! {
-    /// Over any stretch of time at most the rate, one burst and one packet pass.
+    /// Over any period, at most the rate, one burst and one packet pass.
     #[test]
     fn a_limit_is_never_exceeded(
         rate in 1..1_000_000u64, burst_ns in 1_000..SECOND_NS, pauses in vec(0..2_000_000u64, 1..500), from: prop::sample::Index,
@@ -32,12 +32,12 @@ proptest! {
         prop_assume!(!taken.is_empty());
         let first = from.index(taken.len());
         let stretch = taken[taken.len() - 1] - taken[first];
-        // The price of a packet is rounded down to whole ticks.
+        // The price of a packet is rounded up to whole ticks, so the effective rate is at most the configured one.
         let most = ((stretch + burst_ns) * TICKS_PER_NS).div_ceil(limits.ticks_per_packet) + 1;
         prop_assert!((taken.len() - first) as u64 <= most, "{} of {most}", taken.len() - first);
     }
 
-    /// A sender that is always ready gets the promised rate.
+    /// A sender that is always ready gets the configured rate.
     #[test]
     fn a_limit_is_used_up(rate in 100..50_000u64, overload in 2..10u64) {
         let limits = packets_per_second(rate, SECOND_NS / 20);
@@ -82,7 +82,7 @@ proptest! {
         prop_assert_eq!(meter, after);
     }
 
-    /// With any contents of the maps, also contents that no agent writes.
+    /// With any contents of the maps, including contents that no agent writes.
     #[test]
     fn no_time_and_no_price_overflows(
         limits: [u64; 6], credits: [i64; 2], used: [u64; 3], prices: [u64; 2], times: [u64; 3], len: u32,
@@ -102,7 +102,7 @@ proptest! {
     }
 }
 
-/// Rates, bursts and lengths at the bounds of what can be asked for, and between them.
+/// Rates, bursts and lengths at the bounds of what can be configured, and between them.
 fn any_rate() -> impl Strategy<Value = u64> {
     prop_oneof![Just(1), Just(1 << 48), (0..=48u32).prop_map(|bits| 1 << bits), 1..=1_u64 << 48]
 }
@@ -116,13 +116,13 @@ fn any_len() -> impl Strategy<Value = u32> {
     prop_oneof![Just(60), Just(1514), Just(65_549), Just(512 << 10), 14..=512_u32 << 10]
 }
 
-/// 0: it is not asked for.
+/// 0: not configured.
 fn maybe(rate: impl Strategy<Value = u64>) -> impl Strategy<Value = u64> {
     prop_oneof![1 => Just(0), 3 => rate]
 }
 
 proptest! {
-    /// At every rate and burst a new session copies its first packet, and the next one as soon as the last is paid for.
+    /// At every rate and burst, a new session copies its first packet, and the next one as soon as the debt is paid.
     #[test]
     fn every_rate_lets_something_through(
         packets in maybe(any_rate()), bits in maybe(any_rate()), burst in any_burst(), lens in vec(any_len(), 1..20),
@@ -141,7 +141,7 @@ proptest! {
         }
     }
 
-    /// At every rate and burst: over any stretch of time at most the rate, one burst and one packet pass.
+    /// At every rate and burst: over any period, at most the rate, one burst and one packet pass.
     #[test]
     fn no_rate_is_exceeded(
         packets in maybe(any_rate()), bits in maybe(any_rate()), burst in any_burst(),
@@ -158,7 +158,7 @@ proptest! {
         }
         let first = from.index(taken.len());
         let last = taken.len() - 1;
-        // Without the last, which may leave a debt.
+        // Without the last packet, which may leave a debt.
         let before = &taken[first..last];
         let stretch_ns = u128::from(taken[last].0 - taken[first].0) + burst.as_nanos();
         let second_ns = 1_000_000_000;
@@ -171,8 +171,8 @@ proptest! {
         }
     }
 
-    /// What was copied at one rate is paid for at the next one: a session in debt waits as long as if it had copied the
-    /// same packet at the new rate, and not for weeks after a low rate.
+    /// A copy at one rate is paid for at the next one: a session in debt waits as long as if it had copied the same
+    /// packet at the new rate, and not for weeks after a low rate.
     #[test]
     fn a_debt_has_the_price_of_the_new_rate(old in 1..1_u64 << 40, new in 1..1_u64 << 40, len in any_len(), of_bits: bool) {
         let burst = Duration::from_millis(50);
@@ -188,12 +188,12 @@ proptest! {
             meter.take(&new, (1 << 50) + at_ns, len).is_ok()
         };
         prop_assert!(copies(price_ns + one_ns), "it waits longer than {price_ns} ns");
-        // A burst was saved up.
+        // A burst had accumulated.
         let early_ns = price_ns.saturating_sub(50_000_000 + one_ns);
         prop_assert!(early_ns == 0 || !copies(early_ns - 1));
     }
 
-    /// A year, and 2^48 packets or bytes: they end where they should, and not before.
+    /// A year, and 2^48 packets or bytes: the budgets end exactly there.
     #[test]
     fn the_largest_budgets_end_in_time(used in 0..=1_u64 << 48, begun_ns in 0..1_u64 << 60, len in any_len()) {
         const YEAR_NS: u64 = 365 * 24 * 3600 * SECOND_NS;
@@ -212,7 +212,7 @@ proptest! {
     }
 }
 
-/// A setting that a user made by hand, and that copied nothing, ever: its credit was below zero.
+/// A regression test: with such a burst no packet was ever copied, because the credit was negative.
 #[test]
 fn a_burst_of_months_is_one_of_a_minute() {
     let limits = Limits::of_rate(1_000, 0, Duration::from_secs(105 * 24 * 3600));
@@ -245,7 +245,7 @@ fn a_share_is_a_part_of_the_rate() {
     assert_eq!(Limits::default().share(7), Limits::default());
 }
 
-/// The meter was cleared between the charge of a packet and its refund: another session has it now.
+/// The meter was cleared between the charge of a packet and its refund: it now belongs to another session.
 #[test]
 fn a_refund_to_a_cleared_meter_takes_nothing_from_the_next_session() {
     let limits = Limits { packets: 1, bytes: 64, ..Limits::default() };

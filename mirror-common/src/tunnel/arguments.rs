@@ -1,10 +1,10 @@
-//! The arguments with which `deliver` asks the kernel's helpers: the address of a copy, and the MTU of its way.
+//! The arguments of `deliver` for the kernel's helpers: the tunnel key of a copy, and the MTU lookup of its route.
 //!
-//! Pure: structs of the kernel's interface, made of a [`Tunnel`]. It calls no helper; `mirror-ebpf/src/tunnel.rs` does.
+//! Pure: kernel structs, built from a [`Tunnel`]. `mirror-ebpf/src/tunnel.rs` calls the helpers.
 
 use crate::abi::{TUNNEL_IPV6, TUNNEL_UDP, Tunnel};
 
-/// `struct bpf_tunnel_key` as Linux 5.10 has it. Later kernels have more fields, and take this length too.
+/// `struct bpf_tunnel_key` of Linux 5.10. Later kernels have more fields, and accept this length too.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(C)]
 pub struct Key {
@@ -16,15 +16,15 @@ pub struct Key {
     label: u32,
 }
 
-/// Hops of a packet: as many as the kernel gives its own packets.
+/// TTL of a packet: the kernel's default.
 const TTL: u8 = 64;
 
 impl Key {
-    /// The address of a copy with this key.
+    /// The tunnel key of a copy.
     #[inline(always)]
     pub fn of(tunnel: &Tunnel, id: u32) -> Self {
         let [first, rest @ ..] = tunnel.remote;
-        // The helper takes an IPv4 address in the byte order of the machine.
+        // The helper requires an IPv4 address in host byte order.
         let first = if tunnel.flags & TUNNEL_IPV6 == 0 { u32::from_be(first) } else { first };
         Self { id, remote: [first, rest[0], rest[1], rest[2]], tos: 0, ttl: TTL, ext: 0, label: 0 }
     }
@@ -39,11 +39,11 @@ pub struct Erspan {
     rest: [u8; 8],
 }
 
-/// The direction bit of ERSPAN type III in the last byte of its bits: 1, the pod has received the packet.
+/// The direction bit of ERSPAN type III in its last byte: 1 if the pod has received the packet.
 const ERSPAN_EGRESS: u8 = 0x08;
 
 impl Erspan {
-    /// The metadata of a copy of a packet that the pod has sent, or received.
+    /// The metadata for a copy of a packet that the pod has sent, or received.
     #[inline(always)]
     pub fn of(tunnel: &Tunnel, is_sent: bool) -> Self {
         let direction = if is_sent || tunnel.erspan != 2 { 0 } else { ERSPAN_EGRESS };
@@ -51,14 +51,14 @@ impl Erspan {
     }
 }
 
-/// `struct bpf_fib_lookup` for IPv6: the question for the MTU of the moment.
+/// `struct bpf_fib_lookup` for IPv6: a lookup of the present MTU.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct Lookup {
     family: u8,
     protocol: u8,
     ports: [u16; 2],
-    /// The length of a packet. If it is too long, the kernel puts the MTU here.
+    /// The length of a packet. If it is too long, the kernel writes the MTU here.
     length: u16,
     ifindex: u32,
     flow: u32,
@@ -69,17 +69,17 @@ pub struct Lookup {
 }
 
 const AF_INET6: u8 = 10;
-/// The answer that a packet is too long (`BPF_FIB_LKUP_RET_FRAG_NEEDED`).
+/// The return code for a packet that is too long (`BPF_FIB_LKUP_RET_FRAG_NEEDED`).
 const TOO_LONG: i64 = 8;
-/// Each way over IPv6 takes packets of this length in bytes.
+/// The minimum MTU of IPv6 in bytes.
 const IPV6_MTU: u32 = 1280;
 
 impl Lookup {
-    /// The question ahead of a copy of this length in bytes, through the device with this index; `None`: the answer would
-    /// change nothing.
+    /// The lookup before a copy of this length in bytes, through the device with this index; `None`: the result would
+    /// not matter.
     ///
-    /// A router may have told the node of a smaller MTU since the agent has looked. Then GRE and ERSPAN over IPv6 send an
-    /// ICMP error to the sender of the packet inside: to the pod.
+    /// A router may have reported a smaller MTU to the node since the agent's last reading. Then GRE and ERSPAN over
+    /// IPv6 would send an ICMP error to the sender of the inner packet: to the pod.
     #[inline(always)]
     pub fn of(tunnel: &Tunnel, len: u32, ifindex: u32) -> Option<Self> {
         let tells_sender = tunnel.flags & (TUNNEL_IPV6 | TUNNEL_UDP) == TUNNEL_IPV6;
@@ -90,8 +90,8 @@ impl Lookup {
         Some(Self { family: AF_INET6, length: u16::MAX, ifindex, to: tunnel.remote, ..Self::default() })
     }
 
-    /// Bytes of a frame that fit into a packet, after the kernel's answer. Without one, this is what the agent knows: before
-    /// Linux 5.12, and on a node that does not forward IPv6.
+    /// Maximum bytes of a frame in one packet, after the kernel's answer. Without an answer, this is the agent's value:
+    /// before Linux 5.12, and on a node that does not forward IPv6.
     #[inline(always)]
     pub fn room(&self, tunnel: &Tunnel, code: i64) -> u32 {
         let mtu = self.length as u32;
@@ -113,7 +113,7 @@ mod tests {
         Tunnel { remote: [0x0500_090a, 2, 3, 4], room: 1452, headers: 48, flags, ..Tunnel::default() }
     }
 
-    /// The kernel refuses other lengths.
+    /// The kernel rejects other lengths.
     #[test]
     fn the_structs_are_as_long_as_the_kernels() {
         assert_eq!((size_of::<Key>(), size_of::<Erspan>(), size_of::<Lookup>()), (28, 12, 64));
@@ -137,7 +137,7 @@ mod tests {
     }
 
     proptest! {
-        /// Only GRE and ERSPAN over IPv6 ask, and only for a copy that may be too long for some way.
+        /// Only GRE and ERSPAN over IPv6 use the lookup, and only for a copy that may be too long for some route.
         #[test]
         fn the_mtu_is_asked_where_the_pod_would_be_told(flags in 0..16_u32, len in 0..70_000_u32) {
             let is_gre = flags & TUNNEL_IPV6 != 0 && flags & TUNNEL_UDP == 0;
@@ -145,7 +145,7 @@ mod tests {
             prop_assert_eq!(asked, is_gre && len > IPV6_MTU - 48);
         }
 
-        /// The answer never makes room, and what it leaves fits.
+        /// The answer never increases the room, and a frame of the resulting length fits.
         #[test]
         fn an_answer_only_takes_room_away(length: u16, code in prop_oneof![Just(TOO_LONG), -40..10_i64]) {
             let room = Lookup { length, ..Lookup::default() }.room(&tunnel(TUNNEL_IPV6), code);

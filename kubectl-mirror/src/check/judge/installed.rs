@@ -1,5 +1,5 @@
-//! The checks of a podmirror that is there: agents, versions, reports, controller, targets, and what the agents say. Pure, a
-//! part of [`judge`](super).
+//! The checks of an installed podmirror: agents, versions, reports, controller, targets, and the agents' own status.
+//! Pure, a part of [`judge`](super).
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -61,7 +61,7 @@ fn agents(facts: &Facts, by_node: &Agents) -> Vec<Finding> {
     if ready == 0 {
         let found = match desired {
             0 => "the DaemonSet wants no agent on any node".to_owned(),
-            // As where the Pod Security level of the namespace forbids the pods.
+            // For example, the Pod Security level of the namespace forbids the pods.
             _ if by_node.is_empty() => {
                 format!("the DaemonSet wants {desired}, and there is none on any node")
             }
@@ -91,7 +91,7 @@ fn agents(facts: &Facts, by_node: &Agents) -> Vec<Finding> {
     findings
 }
 
-/// The recorders that fail. Their agents can be ready all the same.
+/// The failing recorders. Their agents can be ready nevertheless.
 fn recorders(pods: &[Pod], namespace: &str) -> Option<Finding> {
     let recorders = recorders::by_node(pods);
     let failing = recorders.iter().filter(|(_, recorder)| matches!(recorder, Err(Lack::Silent(_))));
@@ -111,7 +111,7 @@ fn tag(pod: &Pod) -> Option<String> {
     Some(tag.to_owned())
 }
 
-/// The versions that the agents say; where they say nothing, the tags of their images.
+/// The versions that the agents report; without a report, the tags of their images.
 fn versions(facts: &Facts, pods: &[Pod]) -> Vec<Finding> {
     let mut versions = BTreeMap::<String, Vec<String>>::new();
     for Answer { node, status, .. } in facts.answers.iter().flatten() {
@@ -190,7 +190,7 @@ fn reports(facts: &Facts, by_node: &Agents) -> Vec<Finding> {
     findings
 }
 
-/// An agent without Mirrors and MirrorTargets has nothing to repeat.
+/// Whether the report is too old. An agent without Mirrors and MirrorTargets does not refresh its report.
 fn is_stale(report: &MirrorNode, facts: &Facts) -> bool {
     let Some(status) = &report.status else { return false };
     let is_repeated = !status.mirrors.is_empty() || !status.targets.is_empty();
@@ -251,7 +251,7 @@ fn of_target(target: &MirrorTarget, is_whole: bool) -> Finding {
     }
 }
 
-/// What the agents say of themselves.
+/// The findings from the agents' own status.
 fn answered(answers: &[Answer], facts: &Facts) -> Vec<Finding> {
     let own: BTreeSet<_> = facts.targets.iter().flatten().map(|target| target.name_any()).collect();
     let mut told = Vec::new();
@@ -264,7 +264,7 @@ fn answered(answers: &[Answer], facts: &Facts) -> Vec<Finding> {
                     continue;
                 };
                 told.extend(notes.failures.iter().map(|failure| format!("{node}: {failure}")));
-                // The status of a MirrorTarget says it for all nodes.
+                // The status of a MirrorTarget reports it for all nodes.
                 let unreached = notes.unreached_targets.iter().filter(|of| !own.contains(&of.target));
                 told.extend(unreached.map(|of| format!("{node}: target {}: {}", of.target, of.message)));
             }

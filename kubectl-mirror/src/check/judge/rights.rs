@@ -1,32 +1,32 @@
-//! The rights that the commands of this program need, and the findings on them. Pure, a part of [`judge`](super).
+//! The rights that the plugin's commands need, and the findings about them. Pure, a part of [`judge`](super).
 
 use super::{Finding, Read};
 
-/// A right, and the verbs of it that the user lacks.
+/// A right, and those of its verbs that the user lacks.
 #[derive(Debug)]
 pub(in crate::check) struct Right {
     pub(in crate::check) asked: Asked,
     pub(in crate::check) missing: Read<Vec<&'static str>>,
 }
 
-/// A right that commands of this program need.
+/// A right that commands of the plugin need.
 #[derive(Debug, Clone)]
 pub(in crate::check) struct Asked {
     pub(in crate::check) group: &'static str,
     pub(in crate::check) resource: &'static str,
     pub(in crate::check) subresource: Option<&'static str>,
     pub(in crate::check) verbs: &'static [&'static str],
-    /// `None`: the right is for the whole cluster.
+    /// `None`: the right is cluster-wide.
     pub(in crate::check) namespace: Option<String>,
     /// The commands that need it.
     needed_by: &'static str,
-    /// Who gives it.
+    /// The role that grants it.
     role: String,
-    /// This is the right to ask the agents.
+    /// The right to ask the agents.
     pub(in crate::check) is_for_answers: bool,
 }
 
-/// The rights that are asked for. `namespace` is that of the pods, `agents` that of the agents.
+/// The rights to check. `namespace` is that of the pods, `agents` that of the agents.
 pub(in crate::check) fn asked(namespace: &str, agents: &str) -> Vec<Asked> {
     let right = |group, resource, subresource, verbs, namespace: Option<&str>, needed_by, role: &str| Asked {
         group,
@@ -74,7 +74,7 @@ pub(in crate::check) fn asked(namespace: &str, agents: &str) -> Vec<Asked> {
     ]
 }
 
-/// A finding for each right that is missing.
+/// A finding for each missing right.
 pub(super) fn findings(rights: &[Right]) -> Vec<Finding> {
     let mut findings = Vec::new();
     for Right { asked, missing } in rights {

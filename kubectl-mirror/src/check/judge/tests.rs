@@ -26,7 +26,7 @@ pub(super) fn refused<T>() -> Read<T> {
     Err(Unread { is_refused: true, why: "alice may not".to_owned() })
 }
 
-/// A cluster of one node with Cilium, without podmirror, for a user who may do everything.
+/// A cluster of one node with Cilium, without podmirror, for a user with all rights.
 pub(super) fn facts() -> Facts {
     let missing = |asked| Right { asked, missing: Ok(Vec::new()) };
     let cilium = json!({
@@ -51,7 +51,7 @@ pub(super) fn facts() -> Facts {
     }
 }
 
-/// The findings of a check: results and what was found.
+/// The findings of a check: levels and texts.
 pub(super) fn of(facts: &Facts, check: &str) -> Vec<(Level, String)> {
     let findings = findings(facts).into_iter().filter(|finding| finding.check == check);
     findings.map(|finding| (finding.result, finding.found)).collect()
@@ -187,7 +187,7 @@ fn the_crds_are_compared_with_those_of_the_plugin() {
     assert_eq!(result, Level::Warn);
     assert!(found.ends_with("(0.1.0): mirrors.podmirror.io"), "{found}");
     assert_eq!(only(&Facts { crds: refused(), ..facts() }, "resources").0, Level::Warn);
-    // They stay when a release ends.
+    // CRDs stay after an uninstall.
     let (result, found) = only(&with(crds()), "agents");
     assert_eq!((result, found.as_str()), (Level::Warn, "podmirror is not installed in namespace podmirror"));
 }
@@ -220,7 +220,7 @@ fn many_names_are_cut() {
 }
 
 proptest! {
-    /// Whatever a server and its nodes say, each check has an outcome, and a finding that is not OK says what to do.
+    /// Whatever a server and its nodes report, each check has an outcome, and a finding that is not OK has a remedy.
     #[test]
     fn each_finding_says_what_to_do(version in "v?[0-9]{0,3}[.][0-9]{0,3}.{0,4}", kernel in "\\PC{0,9}", system in "linux|w") {
         let nodes = objects(&[node("a", &system, "amd64", &kernel), node("b", "linux", "arm64", "5.4")]);

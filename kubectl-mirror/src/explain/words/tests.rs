@@ -108,7 +108,7 @@ fn a_pod_has_its_mirrors_with_what_all_say_of_them() {
 #[test]
 fn a_pod_that_nobody_selects_is_told_so() {
     let mut facts = facts(pod(json!({}), json!({})));
-    // A ClusterMirror counts only where the labels of the namespace are known.
+    // A ClusterMirror counts only if the labels of the namespace are known.
     facts.of_cluster = vec![of_cluster(json!({}))];
     assert_eq!(
         words(&facts),
@@ -163,10 +163,10 @@ proptest! {
     ) {
         let pod = pod(json!({}), json!({ "podmirror.io/filter": value }));
         let text = words(&facts(pod));
-        // The pod, its annotation, an empty line, and that nobody selects it.
+        // The pod, its annotation, an empty line, and the line that nothing selects it.
         prop_assert_eq!(text.lines().count(), 4, "{}", text);
         prop_assert!(text.chars().all(|char| char == '\n' || !char.is_control()), "{:?}", text);
-        // An escape has 10 characters at most.
+        // An escape sequence has at most 10 characters.
         prop_assert!(text.lines().all(|line| line.chars().count() <= 10 * MOST + 4));
     }
 }

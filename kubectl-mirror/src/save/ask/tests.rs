@@ -1,4 +1,4 @@
-//! Tests of what becomes of the answers.
+//! Tests of the evaluation of the answers.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -8,7 +8,7 @@ fn there(why: &'static str) -> Result<Option<u8>, Failure> {
     Err(Failure::There(anyhow!(why)))
 }
 
-/// The answers of the nodes a, b, and so on; or why there are none.
+/// The answers of the nodes a, b, and so on; or the error.
 async fn taken(of_nodes: Vec<Result<Option<u8>, Failure>>) -> anyhow::Result<Answers<u8>> {
     let mut answers = Answers::default();
     let named = ('a'..).map(String::from).zip(of_nodes);
@@ -25,7 +25,7 @@ async fn a_node_that_fails_is_missing_and_costs_no_packet_of_the_others() {
     assert_eq!(taken(vec![Ok(Some(7)), Ok(None)]).await.unwrap().missing(), None);
 }
 
-/// What the other nodes have sent is not all there is, so it must not take the place of a whole file.
+/// The packets of the other nodes are incomplete, so they must not replace a complete file.
 #[tokio::test]
 async fn a_full_disk_is_the_end() {
     let full = || Err(Failure::Here(anyhow!("no space left")));

@@ -1,4 +1,4 @@
-//! Tests of one file of several: nothing is lost or changed, and what is no file is refused.
+//! Tests of the merge: no packet is lost or changed, and invalid files are refused.
 
 #![expect(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
@@ -9,7 +9,7 @@ use proptest::{collection::vec, prelude::*};
 
 use super::*;
 
-/// How many packets the file of node a has, or why it is refused.
+/// The number of packets in the file of node a, or the reason for its refusal.
 fn counted(file: &[u8]) -> Result<u64, String> {
     match count("a", Cursor::new(file), &Place::beside(Path::new("/d"))) {
         Ok(packets) => Ok(packets),
@@ -24,7 +24,7 @@ type Drawn = (u32, u64, Vec<u8>);
 /// The pods of a file, one interface each.
 const PODS: [&str; 2] = ["shop/web", "shop/db"];
 
-/// A file as a recorder makes it.
+/// A file as written by a recorder.
 fn file(packets: &[Drawn]) -> Vec<u8> {
     let mut out = Vec::new();
     let mut writer = Writer::begin(&mut out, &Section::default());
@@ -61,7 +61,7 @@ fn file(packets: &[Drawn]) -> Vec<u8> {
     out
 }
 
-/// The packets in a file, with the interface's place there.
+/// The packets in a file, with the index of the interface.
 fn packets(file: &[u8]) -> Vec<Drawn> {
     let mut blocks = Blocks::default();
     blocks.push(file);
@@ -108,7 +108,7 @@ fn a_file_that_ends_early_is_no_file() {
     assert!(error.contains("cannot be read"), "{error}");
 }
 
-/// Else it would be the end of the merge, and so of the packets of all nodes.
+/// Otherwise it would end the merge, and lose the packets of all nodes.
 #[test]
 fn a_file_with_a_packet_of_no_interface_is_refused_before_the_merge() {
     let bad = file(&[(0, 5, vec![1]), (PODS.len() as u32, 6, vec![1])]);
@@ -117,7 +117,7 @@ fn a_file_with_a_packet_of_no_interface_is_refused_before_the_merge() {
     assert!(merge(vec![("a".to_owned(), &bad[..])], 9, &mut Vec::new()).is_err());
 }
 
-/// The machine that keeps the file fails, and not the node.
+/// The failure is that of the machine with the file, not of the node.
 #[test]
 fn a_file_that_this_machine_cannot_read_is_no_failure_of_the_node() {
     let unreadable = tempfile::NamedTempFile::new().unwrap();
@@ -127,7 +127,7 @@ fn a_file_that_this_machine_cannot_read_is_no_failure_of_the_node() {
 }
 
 proptest! {
-    /// Each packet is there once and unchanged, in the order of its own file; and the whole is in the order of the times,
+    /// Each packet is in the output once and unchanged, in the order of its own file; and the output is ordered by time
     /// if each file is.
     #[test]
     fn nothing_is_lost_changed_or_put_out_of_order(

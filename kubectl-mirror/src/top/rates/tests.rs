@@ -30,7 +30,7 @@ fn look(seconds: u64, taps: &[Value]) -> BTreeMap<String, Look> {
     [("a".to_owned(), look)].into()
 }
 
-/// The rates in the table, of each row.
+/// The rates of each row in the table.
 fn shown(then: &BTreeMap<String, Look>, now: &BTreeMap<String, Look>) -> Vec<Vec<String>> {
     let text = table(&rows(then, now), 100);
     let cells = |line: &str| line.split_whitespace().skip(4).map(str::to_owned).collect();
@@ -74,7 +74,7 @@ fn the_busiest_nic_comes_first_and_all_mirrors_count() {
                         &[
                             ("ingress", "copied", 1004, 1_000_400),
                             ("ingress", "congested", 1000, 1_000_000),
-                            // It was read a moment before the other session.
+                            // It was read a moment earlier than the other session.
                             ("egress", "limited", 18, 1800),
                         ],
                     ),
@@ -114,7 +114,7 @@ fn what_begins_again_has_no_rate() {
     let then = look(0, &[tap("web", "1", &[session("default", 1, &before)])]);
     let unknown = vec![vec![UNKNOWN.to_owned(); 7]];
     let more = [("ingress", "copied", 200, 20_000), ("egress", "copied", 2, 200)];
-    // The pod is another one, the mirror began again, or the counters did.
+    // Another pod of the same name, a mirror that began again, and counters that restarted.
     for now in [
         look(2, &[tap("web", "2", &[session("default", 1, &more)])]),
         look(2, &[tap("web", "1", &[session("default", 2, &more)])]),

@@ -1,6 +1,6 @@
-//! The packets of a capture file, one after the other: pcap and pcapng, of either byte order.
+//! Reads the packets of a capture file: pcap and pcapng, of either byte order.
 //!
-//! A file may be larger than the memory, because one buffer is read at a time; `pcap-parser` knows the formats.
+//! A file may be larger than the memory, because one buffer is read at a time; `pcap-parser` parses the formats.
 
 use std::io::Read;
 
@@ -10,21 +10,20 @@ use pcap_parser::{
     traits::PcapNGPacketBlock as _,
 };
 
-/// Bytes of the file that are read at once, and of the longest block: a packet is far shorter, a block of names or secrets
-/// may be as long.
+/// Buffer size, and maximum length of a block: a packet is far shorter, a block of names or secrets may be as long.
 const BUFFER: usize = 16 << 20;
-/// Most interfaces that one section of a pcapng file may describe.
+/// Maximum number of interfaces in one section of a pcapng file.
 const MAX_INTERFACES: usize = 1 << 16;
-/// The type of a pcapng block that files have not had since 2009, and the same in the other byte order.
+/// The type of a pcapng block that has been obsolete since 2009, and the same in the other byte order.
 const OLD_PACKET_BLOCK: [u32; 2] = [2, 2_u32.swap_bytes()];
 
 /// A packet of a capture file.
 pub(super) struct Packet<'a> {
     /// The captured bytes.
     pub(super) bytes: &'a [u8],
-    /// How long it was on the wire, in bytes.
+    /// The length on the wire, in bytes.
     pub(super) length: u32,
-    /// The type of its first header: a number of <https://www.tcpdump.org/linktypes.html>.
+    /// The link type: a number of <https://www.tcpdump.org/linktypes.html>.
     pub(super) link_type: i32,
 }
 
@@ -69,7 +68,7 @@ pub(super) fn each(
     }
 }
 
-/// The interfaces that the file has described so far.
+/// The interfaces described so far.
 #[derive(Default)]
 struct Links {
     /// Link type and snap length in bytes (0: none) of each, by its number in the section. A pcap file has one.
@@ -77,7 +76,7 @@ struct Links {
 }
 
 impl Links {
-    /// The packet in the block, if there is one.
+    /// Returns the packet in the block, if there is one.
     fn packet<'a>(&mut self, block: PcapBlockOwned<'a>) -> anyhow::Result<Option<Packet<'a>>> {
         match block {
             PcapBlockOwned::LegacyHeader(PcapHeader { network: Linktype(link_type), .. }) => {
@@ -102,7 +101,7 @@ impl Links {
                 return Ok(Some(Packet { bytes, length: packet.orig_len(), link_type }));
             }
             PcapBlockOwned::NG(Block::SimplePacket(packet)) => {
-                // The block does not state the captured length. The snap length of the interface does.
+                // The block does not state the captured length. It follows from the snap length of the interface.
                 let (link_type, snaplen) = self.interface(0)?;
                 let captured = if snaplen == 0 { packet.origlen } else { packet.origlen.min(snaplen) };
                 let bytes = packet.data.get(..captured as usize).unwrap_or(packet.data);

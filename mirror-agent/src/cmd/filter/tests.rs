@@ -1,5 +1,5 @@
-//! Tests of the notes and errors about a filter, and of the packets of capture files that are written here, byte by byte. The
-//! captures of tcpdump and editcap are in the target `filter` of the package `mirror-tests`.
+//! Tests of the notes and errors about a filter, and of the packets of capture files that are generated here byte by
+//! byte. The captures of tcpdump and editcap are in the target `filter` of the package `mirror-tests`.
 
 #![expect(clippy::expect_used, clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -27,7 +27,7 @@ fn the_caret_stands_under_the_part() {
     assert_eq!(lines[1..], ["  tcp port 80 or host ä", "                      ^"]);
 }
 
-/// A pcap file with these packets, in either byte order.
+/// A pcap file with these packets, in this byte order.
 fn pcap(packets: &[(&[u8], u32)], big_endian: bool, magic: u32, link_type: u32) -> Vec<u8> {
     let number = |number: u32| if big_endian { number.to_be_bytes() } else { number.to_le_bytes() };
     let version = if big_endian { 0x0002_0004 } else { 0x0004_0002 };
@@ -73,7 +73,7 @@ impl Pcapng {
         self.block(0x0a0d_0d0a, content);
     }
 
-    /// An interface whose times are in 10^-`digits` s.
+    /// Adds an interface with times in units of 10^-`digits` s.
     fn interface(&mut self, link_type: u16, snaplen: u32, digits: u8) {
         let option = [&self.short(9)[..], &self.short(1), &[digits, 0, 0, 0]].concat();
         let head = [self.short(link_type), [0, 0]].concat();
@@ -93,7 +93,7 @@ impl Pcapng {
 const ARP: [u8; 14] = [0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 2, 0, 0, 0, 0, 1, 8, 6];
 const IP: [u8; 14] = [2, 0, 0, 0, 0, 2, 2, 0, 0, 0, 0, 1, 8, 0];
 
-/// The numbers of the packets that match.
+/// The numbers of the matching packets.
 #[track_caller]
 fn matching(file: &[u8], filter: &str) -> Vec<u64> {
     let mut numbers = Vec::new();
@@ -154,7 +154,7 @@ fn other_files_are_refused_with_the_reason() {
     let mut broken = Pcapng::new(false);
     broken.interface(1, 0, 6);
     broken.packet(0, &ARP, 60);
-    // A packet with a stated length greater than its block, and with much data behind it.
+    // A packet with a stated length greater than its block, followed by much data.
     let at = broken.file.len() - 12 - 16 - 8;
     broken.file[at..at + 4].copy_from_slice(&1_000_000_u32.to_le_bytes());
     broken.file.resize(40 << 20, 0);
@@ -162,7 +162,7 @@ fn other_files_are_refused_with_the_reason() {
     assert!(why.contains("broken") || why.contains("more than"), "{why}");
 }
 
-/// A file without an end, that comes in small pieces: it is not held in memory.
+/// An endless file that arrives in small pieces: it is not held in memory.
 #[test]
 fn a_long_file_is_read_in_pieces() {
     struct Pieces(usize, Vec<u8>);
@@ -185,5 +185,5 @@ fn a_long_file_is_read_in_pieces() {
     assert_eq!((packets, matched), (count, count));
 }
 
-/// More than is read at once, in bytes.
+/// More bytes than are read at once.
 const BUFFER_OF_FILE: u64 = 20 << 20;

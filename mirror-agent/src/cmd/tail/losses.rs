@@ -1,53 +1,54 @@
-//! How many packets did not come into the ring of `tail` or `capture`, although a session has matched them: those that the
-//! ring has lost, and those that a rate or a budget has kept out. Pure.
+//! Counts the packets that a session matched and that did not reach the ring of `tail` or `capture`: those lost for
+//! lack of room in the ring, and those refused by a rate or a budget. Pure.
 //!
-//! The kernel counts these since the session began. That can be more than this command has missed: an earlier reader of
-//! the target had a ring, too, and a session that has changed its target has lost packets elsewhere. So only the growth
-//! counts, from one look to the next, while a session copies to the target. What was lost between a change of the target
-//! and the looks beside it is left out. [`sessions`](super::sessions) calls it.
+//! The kernel counts these from the start of the session. That can be more than this command has missed: an earlier
+//! reader of the target had a ring, too, and a session that has changed its target has lost packets elsewhere. So only
+//! the growth between two readings counts, while a session copies to the target. Losses between a change of the target
+//! and the readings around it are left out. [`sessions`](super::sessions) calls it.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Packets of a session that did not come.
+/// Packets of a session that did not reach the ring.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Missed {
     /// The ring had no room for them.
     pub(super) lost: u64,
-    /// A rate or a budget has kept them out.
+    /// A rate or a budget refused them.
     pub(super) limited: u64,
 }
 
 impl Missed {
-    /// Adds what has come since an earlier look.
+    /// Adds the growth since an earlier reading.
     fn grow(&mut self, before: Self, now: Self) {
         self.lost += now.lost.saturating_sub(before.lost);
         self.limited += now.limited.saturating_sub(before.limited);
     }
 }
 
-/// The losses so far. Each session is named by its number.
+/// The losses so far, by the serial of the session.
 #[derive(Debug, Default)]
 pub(super) struct Losses {
     missed: BTreeMap<u32, Missed>,
-    /// The counters at the last look, of the sessions that copied to the target then.
+    /// The counters at the last reading, of the sessions that copied to the target then.
     here: BTreeMap<u32, Missed>,
-    /// The other sessions at the last look.
+    /// The other sessions at the last reading.
     elsewhere: BTreeSet<u32>,
 }
 
 impl Losses {
-    /// Nothing is lost yet. The arguments are those of [`look`](Self::look).
+    /// Starts without losses. The arguments are those of [`look`](Self::look).
     pub(super) fn begin(here: BTreeMap<u32, Missed>, elsewhere: BTreeSet<u32>) -> Self {
         Self { missed: BTreeMap::new(), here, elsewhere }
     }
 
-    /// Looks at the counters of the sessions that copy to the target now, and at which other sessions there are.
+    /// Updates the losses from the counters of the sessions that copy to the target now, and from the set of other
+    /// sessions.
     pub(super) fn look(&mut self, here: BTreeMap<u32, Missed>, elsewhere: BTreeSet<u32>) {
         for (serial, counter) in &here {
             let before = match self.here.get(serial) {
                 Some(before) => *before,
                 None if self.elsewhere.contains(serial) => *counter,
-                // It has begun since the last look.
+                // The session has begun since the last reading.
                 None => Missed::default(),
             };
             self.missed.entry(*serial).or_default().grow(before, *counter);
@@ -55,12 +56,12 @@ impl Losses {
         (self.here, self.elsewhere) = (here, elsewhere);
     }
 
-    /// Forgets sessions that have gone.
+    /// Drops sessions that no longer exist.
     pub(super) fn forget(&mut self, is_gone: impl Fn(u32) -> bool) {
         self.missed.retain(|serial, _| !is_gone(*serial));
     }
 
-    /// The packets of a session that did not come.
+    /// The packets of a session that did not reach the ring.
     pub(super) fn of(&self, serial: u32) -> Missed {
         self.missed.get(&serial).copied().unwrap_or_default()
     }
@@ -72,7 +73,7 @@ mod tests {
 
     use super::*;
 
-    /// Twice as many packets were kept out as were lost.
+    /// Twice as many packets were refused as were lost.
     fn missed(lost: u64) -> Missed {
         Missed { lost, limited: 2 * lost }
     }
@@ -88,15 +89,15 @@ mod tests {
         look(&mut losses, &[(1, 107), (2, 50), (3, 9)], &[]);
         assert_eq!([1, 2, 3, 4].map(|serial| losses.of(serial)), [7, 0, 9, 0].map(missed));
         look(&mut losses, &[(2, 53)], &[1, 3]);
-        // Session 1 has lost 200 packets elsewhere, and comes back.
+        // Session 1 has lost 200 packets at another target, and returns.
         look(&mut losses, &[(1, 307), (2, 53)], &[3]);
         look(&mut losses, &[(1, 308), (2, 53)], &[3]);
         assert_eq!([1, 2, 3].map(|serial| losses.of(serial)), [8, 3, 9].map(missed));
     }
 
     proptest! {
-        /// A session goes back and forth and loses packets all the time. It is looked at behind each change, and perhaps
-        /// also before it.
+        /// A session alternates between targets and loses packets all the time. Its counters are read after each
+        /// change, and sometimes also before it.
         #[test]
         fn no_loss_of_another_ring_counts(
             starts_here: bool,

@@ -1,8 +1,8 @@
-//! Whether the packets that `capture` keeps in memory fit into the memory of its container.
+//! Checks that the packets that `capture` keeps in memory fit into its container's memory limit.
 //!
-//! A container that needs more than its limit loses a process, which can be the agent that it is made for. So a bound
-//! that does not fit is refused before anything is kept. [`tail`](super) calls it once. Outside a container there is no
-//! limit that is known here.
+//! If a container exceeds its limit, the kernel kills one of its processes, which can be the agent itself. So a bound
+//! that does not fit is refused before the recording begins. [`tail`](super) calls this once. Outside a container no
+//! limit is known here.
 
 use std::{fs, path::Path};
 
@@ -12,12 +12,12 @@ use tracing::warn;
 
 use crate::recording::{Bound, Kept, MAX_TIME_BYTES};
 
-/// Where a container sees the limit of its own cgroup.
+/// The mount point of the container's own cgroup.
 const CGROUP: &str = "/sys/fs/cgroup";
-/// What is left for the processes of the container, in bytes: they need a little more or less from time to time.
+/// Reserve for the processes of the container, in bytes: their need varies.
 const RESERVE: u64 = 16 << 20;
-/// The names of the files with the limit and with what is in use, of cgroup version 2 and of version 1, and the key of
-/// what is in use for files that the kernel can forget.
+/// The names of the files with the limit and with the usage, of cgroup versions 2 and 1, and the key of the page cache
+/// that the kernel can reclaim.
 const FILES: [[&str; 4]; 2] = [
     ["memory.max", "memory.current", "memory.stat", "inactive_file"],
     [
@@ -28,17 +28,17 @@ const FILES: [[&str; 4]; 2] = [
     ],
 ];
 
-/// Refuses packets in memory that do not fit beside the kernel's ring of so many bytes.
+/// Checks that the packets in memory fit next to the kernel's ring of `ring` bytes.
 ///
 /// # Errors
 ///
-/// A message for the user, with the most that fits.
+/// They do not fit. The message names the largest value that fits.
 pub(super) fn check(kept: Kept, ring: u32, file: &Path) -> anyhow::Result<()> {
     let twice = is_in_memory(file).then_some("the file is in memory, too");
     refuse(kept, ring, twice, ", or --rotate, which keeps nothing in memory")
 }
 
-/// The same for a recorder, which hands a copy over.
+/// The same for a recorder, which also holds a copy of its packets for a client.
 ///
 /// # Errors
 ///
@@ -50,7 +50,7 @@ pub(super) fn check_twice(kept: Kept, ring: u32) -> anyhow::Result<()> {
 fn refuse(kept: Kept, ring: u32, twice: Option<&str>, instead: &str) -> anyhow::Result<()> {
     let memory = Memory::of_cgroup(Path::new(CGROUP));
     match memory.and_then(|memory| memory.refuses(kept, ring, twice, instead)) {
-        // How much comes in that time is not known.
+        // The volume of packets in that time is unknown.
         Some(why) if matches!(kept, Kept::Last(Bound::Time(_))) => warn!("{why}"),
         Some(why) => bail!(why),
         None => {}
@@ -66,11 +66,11 @@ struct Memory {
 }
 
 impl Memory {
-    /// That of the cgroup with these files. `None`: it has no limit.
+    /// The memory of the cgroup with these files. `None`: it has no limit.
     fn of_cgroup(root: &Path) -> Option<Self> {
         FILES.into_iter().find_map(|[limit, used, stat, inactive]| {
             let read = |name| fs::read_to_string(root.join(name)).ok();
-            // Version 2 says `max` where there is no limit.
+            // Version 2 has `max` instead of a limit.
             let limit = read(limit)?.trim().parse().ok()?;
             let used: u64 = read(used)?.trim().parse().ok()?;
             let stat = read(stat)?;
@@ -79,13 +79,13 @@ impl Memory {
         })
     }
 
-    /// Why packets that are kept in this way do not fit. `ring` are the bytes of the kernel's ring; `twice` says why the
-    /// bytes of the packets are in memory once more, at the end; `instead` is what else the user can do.
+    /// The reason why packets that are kept in this way do not fit. `ring` is the size of the kernel's ring; `twice`
+    /// explains why the packets are in memory a second time at the end; `instead` is an alternative for the user.
     fn refuses(self, kept: Kept, ring: u32, twice: Option<&str>, instead: &str) -> Option<String> {
         let (flag, bytes) = match kept {
             Kept::First { bytes } => ("--first", bytes),
             Kept::Last(Bound::Bytes(bytes)) => ("--ring", bytes),
-            // Few packets need little.
+            // Few packets need little memory.
             Kept::Last(Bound::Time(_)) => ("--ring", MAX_TIME_BYTES),
             Kept::All | Kept::Files { .. } => return None,
         };
@@ -107,7 +107,7 @@ impl Memory {
     }
 }
 
-/// Whether a file with this path would be in memory.
+/// Whether a file with this path would be in memory (tmpfs).
 fn is_in_memory(file: &Path) -> bool {
     let directory = file.parent().filter(|directory| !directory.as_os_str().is_empty());
     statfs(directory.unwrap_or(Path::new("."))).is_ok_and(|system| system.filesystem_type() == TMPFS_MAGIC)

@@ -1,6 +1,6 @@
-//! Waits for the reader of the pipe that packets go to: at first until a FIFO has one, then until it takes more.
+//! Waits for the reader of the output pipe: first until a FIFO has a reader, then until the pipe is writable.
 //!
-//! It writes nothing: `recording` does. [`tail`](super) calls it.
+//! It writes nothing: `recording` does. Called by [`tail`](super).
 
 use std::{
     fs::{self, File, OpenOptions},
@@ -21,12 +21,12 @@ use tracing::info;
 
 use crate::recording::Destination;
 
-/// How often a FIFO without a reader is tried.
+/// Interval of the attempts to open a FIFO without a reader.
 const AGAIN: Duration = Duration::from_millis(50);
 
-/// Returns when the FIFO of this name has a reader, and at once for any other destination. To open a FIFO without a
-/// reader would block, and so would Ctrl-C. The result keeps the reader from seeing an end before the FIFO is opened for
-/// good.
+/// Returns when the FIFO of this name has a reader, and at once for any other destination. Opening a FIFO without a
+/// reader would block, and Ctrl-C would have no effect. The returned file keeps the reader from seeing EOF before the
+/// recording opens the FIFO.
 pub(super) async fn has_reader(destination: &Destination) -> Option<File> {
     let Destination::File(path) = destination else { return None };
     if !fs::metadata(path).is_ok_and(|found| found.file_type().is_fifo()) {
@@ -44,11 +44,11 @@ pub(super) async fn has_reader(destination: &Destination) -> Option<File> {
         sleep(AGAIN).await;
         opened = open();
     }
-    // The recording tells what else is wrong.
+    // The recording reports any other error.
     opened.ok()
 }
 
-/// The pipe that packets go to, if they go to one.
+/// The output pipe, if the output is one.
 pub(super) struct Pipe(Option<AsyncFd<OwnedFd>>);
 
 impl Pipe {
@@ -63,10 +63,11 @@ impl Pipe {
         pipe.transpose().map(Self)
     }
 
-    /// Returns when its reader has taken something since the pipe was full, or is gone.
+    /// Returns when the reader has read something since the pipe was full, or has closed the pipe.
     pub(super) async fn taken(&self) -> io::Result<()> {
         match &self.0 {
-            // What the reader takes after this is told again. So the caller can write until the pipe is full.
+            // Readiness is reported again for later reads of the reader. So the caller can write until the pipe is
+            // full.
             Some(pipe) => pipe.writable().await.map(|mut guard| guard.clear_ready()),
             None => pending().await,
         }

@@ -1,6 +1,6 @@
 //! A ring that is read into a recording.
 //!
-//! [`tail`](super) begins it and ends it, as does the [recorder](super::recorder), which goes from one agent to the next.
+//! Used by [`tail`](super), and by the [recorder](super::recorder), which continues the recording with the next agent.
 
 use std::{collections::BTreeSet, ops::ControlFlow, time::Duration};
 
@@ -19,42 +19,41 @@ use crate::{
     recording::{Clock, Flaws, Progress, Recorder, Snapshot},
 };
 
-/// How often the ring is read while it is not filled far enough to wake this command: packets are seen after this time
-/// at the latest.
+/// Polling interval of the ring while it is not full enough to wake this command: the maximum delay of a packet.
 const LOOK: Duration = Duration::from_millis(10);
-/// How often the counters are read.
+/// Interval between two readings of the counters.
 const COUNT: Duration = Duration::from_secs(1);
 /// How long this command waits at its end until no mirror copies into its ring any more.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// What a recording can be asked for while it goes on.
+/// A request to a running recording.
 pub(super) enum Ask {
-    /// A file of the newest packets beside its own file.
+    /// Write a file of the newest packets next to the recording's own file.
     Save,
-    /// The newest packets.
+    /// Return the newest packets.
     Snapshot {
-        /// Of these pods alone (`NAMESPACE/NAME`, or `NAMESPACE/*`), if there are any here.
+        /// Only those of these pods (`NAMESPACE/NAME`, or `NAMESPACE/*`), if the set is not empty.
         pods: BTreeSet<String>,
-        /// Where the answer goes.
+        /// Receiver of the answer.
         answer: oneshot::Sender<Snapshot>,
     },
 }
 
 impl Ask {
-    /// Does it.
+    /// Carries out the request.
     pub(super) fn answer(self, recorder: &mut Recorder) -> anyhow::Result<()> {
         let now = Clock::now()?;
         match self {
             Self::Save => match recorder.save(now.monotonic_ns) {
                 Ok(Some((file, packets))) => info!(file = %file.display(), packets, "saved"),
                 Ok(None) => {}
-                // The recording itself does not suffer from a full disk.
+                // A full disk does not affect the recording itself.
                 Err(error) => warn!(%error, "the newest packets were not saved"),
             },
             Self::Snapshot { pods, answer } => {
                 let is_wanted = |name: &str| is_of(&pods, name);
                 if let Some(snapshot) = recorder.snapshot(is_wanted, now) {
-                    // Who has asked can be gone.
+                    // The client may have disconnected.
                     let _ = answer.send(snapshot);
                 }
             }
@@ -63,8 +62,8 @@ impl Ask {
     }
 }
 
-/// Whether the interface with this name is of one of these pods; each is, if there are none here. An interface of a pod has
-/// the name `NAMESPACE/NAME NIC`.
+/// Whether the interface with this name belongs to one of these pods; always, if the set is empty. The name of a pod's
+/// interface is `NAMESPACE/NAME NIC`.
 fn is_of(pods: &BTreeSet<String>, interface: &str) -> bool {
     let of_pod = || {
         let (pod, _) = interface.split_once(' ')?;
@@ -79,14 +78,14 @@ pub(super) struct Reading {
     ring: RingReader,
     sessions: Sessions,
     recorder: Recorder,
-    /// What the recording is asked for while it goes on. `None`: nothing, as for `tail`.
+    /// Requests to the recording. `None` for `tail`, which accepts none.
     asks: Option<mpsc::Receiver<Ask>>,
-    /// Whether what is known of a session goes with the session.
+    /// Whether the data about a session is dropped when the session ends.
     is_endless: bool,
 }
 
 impl Reading {
-    /// Has the sessions and counters of now.
+    /// Begins with the present sessions and counters.
     pub(super) fn begin(
         ring: RingReader,
         sessions: Sessions,
@@ -98,12 +97,12 @@ impl Reading {
         Ok(reading)
     }
 
-    /// The same, for a recording that has no end.
+    /// The same, for a recording without an end.
     pub(super) fn endless(self) -> Self {
         Self { is_endless: true, ..self }
     }
 
-    /// Reads until the recording is complete, which it also is when the reader of its pipe is gone.
+    /// Reads until the recording is complete, which is also the case when the reader of its pipe closed it.
     pub(super) async fn run(&mut self) -> anyhow::Result<()> {
         let woken = self.ring.wakes().context("cannot wait for the ring")?;
         let pipe = Pipe::new(self.recorder.pipe()).context("cannot wait for the pipe")?;
@@ -117,7 +116,7 @@ impl Reading {
                 _ = look.tick() => {}
                 _ = count.tick() => self.count()?,
                 Some(ask) = async { self.asks.as_mut()?.recv().await }, if self.asks.is_some() => {
-                    // What the taps have written until now belongs to the answer.
+                    // The answer includes everything that the taps have written until now.
                     let now_ns = Clock::now()?.monotonic_ns;
                     while let Batch::More = self.batch(now_ns)? {}
                     self.count()?;
@@ -129,14 +128,14 @@ impl Reading {
                 Batch::Complete => return Ok(()),
                 batch => batch,
             } {
-                // A flood must not keep the other tasks from their turn.
+                // A flood must not starve the other tasks.
                 tokio::task::yield_now().await;
             }
         }
     }
 
-    /// Reads some of what is in the ring, as far as it was written until `end_ns` (`CLOCK_MONOTONIC`). Nothing if what was
-    /// read before still waits for the reader of the pipe: then the ring fills, and the taps count what is lost.
+    /// Reads some records that were written until `end_ns` (`CLOCK_MONOTONIC`). Reads nothing while earlier blocks
+    /// still wait for the reader of the pipe: then the ring fills up, and the taps count the lost packets.
     fn batch(&mut self, end_ns: u64) -> anyhow::Result<Batch> {
         let Self { ring, sessions, recorder, .. } = self;
         let mut progress = Progress::GoesOn;
@@ -165,7 +164,7 @@ impl Reading {
         Ok(if is_empty || is_late || recorder.is_stalled() { Batch::End } else { Batch::More })
     }
 
-    /// Reads the counters, and says which sessions have gone.
+    /// Reads the counters. In a recording without an end, also drops ended sessions.
     fn count(&mut self) -> anyhow::Result<()> {
         self.sessions.note(&mut self.recorder)?;
         if self.is_endless {
@@ -174,8 +173,8 @@ impl Reading {
         Ok(())
     }
 
-    /// Ends the copies for the ring of a target, and reads on until then. The mirrors stay, and so do their counters: a
-    /// packet that counts as copied is in the ring.
+    /// Ends the copies into the ring of a target, and reads on until then. The mirrors stay, and so do their counters:
+    /// each packet that counts as copied is in the ring.
     pub(super) async fn let_go(&mut self, agent: &mut UnixStream) -> anyhow::Result<()> {
         tokio::select! {
             outcome = self.run() => outcome,
@@ -184,7 +183,7 @@ impl Reading {
         }
     }
 
-    /// Ends the connection to the agent, reads what was written until now, and ends the recording.
+    /// Closes the connection to the agent, reads what was written until now, and ends the recording.
     pub(super) fn finish(self, agent: UnixStream) -> anyhow::Result<()> {
         let end_ns = Clock::now()?.monotonic_ns;
         let (recorder, _) = self.leave(agent, end_ns)?;
@@ -199,15 +198,15 @@ impl Reading {
         Ok(())
     }
 
-    /// Ends the connection to the agent, and reads what was written until `end_ns` (`CLOCK_MONOTONIC`). The recording can
-    /// go on with another ring.
+    /// Closes the connection to the agent, and reads what was written until `end_ns` (`CLOCK_MONOTONIC`). The recording
+    /// can continue with another ring.
     pub(super) fn leave(
         mut self,
         agent: UnixStream,
         end_ns: u64,
     ) -> anyhow::Result<(Recorder, Option<mpsc::Receiver<Ask>>)> {
         self.sessions.note(&mut self.recorder)?;
-        // From here on, the next reader can have the sessions, and the reader of a pipe can take its time.
+        // From here on, the next program can read the sessions, so a slow reader of the pipe delays nobody.
         self.ring.keep_room();
         drop(agent);
         self.recorder.wait_for_reader();
@@ -219,11 +218,11 @@ impl Reading {
 
 /// The state of the ring after a batch.
 enum Batch {
-    /// There is more to read.
+    /// There are more records.
     More,
-    /// There is nothing to read now, or no room for it.
+    /// There are no records now, or no room for them.
     End,
-    /// The recording takes no more.
+    /// The recording is complete.
     Complete,
 }
 

@@ -1,12 +1,12 @@
-//! `mirror-agent recorder`: keeps the newest copies for a target in memory, until `mirror-agent save` asks for them.
+//! `mirror-agent recorder`: keeps the newest copies for a target in memory, for `mirror-agent save`.
 //!
 //! ```text
 //! agent ──ring──► recorder (Reading, Recorder) ◄── Ask::Snapshot ── socket ◄── save, by root alone
 //! ```
 //!
-//! It has no end of its own: it goes from one agent to the next, and keeps what it has. It writes nothing to a disk.
-//! [`save`](crate::cmd::save) is the other end of the socket. A request is a line of JSON. The answer is one too, with the
-//! number of bytes that follow it: a whole pcapng.
+//! It runs until it is stopped: after an agent ends, it continues with the next one, and keeps its packets. It writes
+//! nothing to a disk. [`save`](crate::cmd::save) is the client of the socket. A request is a line of JSON. The answer
+//! is a line of JSON with the number of bytes that follow it: a complete pcapng.
 
 use std::{
     collections::BTreeSet, os::unix::net::UnixListener as StdListener, path::PathBuf, sync::Arc,
@@ -35,29 +35,29 @@ use crate::{
     recording::{Clock, Destination, Kept, Plan, Recorder, Snapshot},
 };
 
-/// How long it waits for an agent, before it looks again.
+/// Delay before the next attempt to reach an agent.
 const AGAIN: Duration = Duration::from_secs(1);
-/// How long a program that asks may take for its request, and for each part of the answer.
+/// Timeout of a client for its request, and for each part of the answer.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// Most bytes of a request: some thousand pods.
+/// Maximum length of a request in bytes: some thousand pods.
 const MOST_REQUEST: u64 = 1 << 20;
-/// Bytes of a part of the answer.
+/// Length of a part of the answer in bytes.
 const PART: usize = 64 << 10;
 
-/// Which packets a program asks for.
+/// The request of a client.
 #[derive(Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Wanted {
-    /// The pods, as `NAMESPACE/NAME`, or `NAMESPACE/*` for all of a namespace; all packets if there are none.
+    /// The pods, as `NAMESPACE/NAME`, or `NAMESPACE/*` for all of a namespace; empty: all packets.
     pub pods: BTreeSet<String>,
 }
 
-/// What it gets.
+/// The head of the answer.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Given {
-    /// How many packets there are.
+    /// The number of packets.
     pub packets: u64,
-    /// How many bytes follow.
+    /// The number of bytes that follow.
     pub bytes: u64,
 }
 
@@ -67,7 +67,7 @@ pub async fn recorder(args: RecorderArgs) -> anyhow::Result<()> {
     let kept = Kept::Last(ring);
     memory::check_twice(kept, buffer)?;
     let stop = stop_signal()?;
-    // It has no file, so nothing is left of it at its end.
+    // It has no file, so it leaves nothing behind.
     let destination = Destination::File(PathBuf::from("/dev/null"));
     let plan = Plan { destination, kept, super_frames, max_packets: None };
     let recorder = Recorder::begin(plan, Clock::now()?, APPLICATION)?;
@@ -87,7 +87,8 @@ pub async fn recorder(args: RecorderArgs) -> anyhow::Result<()> {
         buffer,
         state,
     };
-    // An agent lets one recorder in at a time. While it was away, another one may have had the target and the socket.
+    // An agent accepts one recorder at a time. While it was absent, another recorder may have used the target and the
+    // socket.
     let listen = || {
         let socket = Pins::recorder(&target)?;
         Ok(Listening { task: serve(socket.listener()?, asks.clone())?, _socket: socket })
@@ -98,7 +99,7 @@ pub async fn recorder(args: RecorderArgs) -> anyhow::Result<()> {
     }
 }
 
-/// The programs that ask are answered until it is dropped.
+/// The server of the socket; it stops when this is dropped.
 struct Listening {
     task: JoinHandle<()>,
     _socket: RecorderSocket,
@@ -110,7 +111,7 @@ impl Drop for Listening {
     }
 }
 
-/// Goes from one agent to the next.
+/// Records from one agent after the other.
 async fn record(
     subject: &SubjectArgs,
     mut recorder: Recorder,
@@ -126,7 +127,7 @@ async fn record(
                 drop(listening.take());
                 listening = Some(listen()?);
                 info!("recording");
-                // Another agent may give the numbers of sessions to others.
+                // Another agent may reuse the serials for other sessions.
                 recorder.part_with(|_| true);
                 let mut reading = Reading::begin(ring, sessions, recorder, Some(asks))?.endless();
                 tokio::select! {
@@ -160,11 +161,11 @@ async fn join_agent(subject: &SubjectArgs) -> anyhow::Result<Joined> {
     join(agent.context("no agent runs on this node")?, subject).await
 }
 
-/// Answers the programs that ask, for ever.
+/// Spawns the server of the socket, which runs forever.
 fn serve(listener: StdListener, asks: mpsc::Sender<Ask>) -> anyhow::Result<JoinHandle<()>> {
     listener.set_nonblocking(true)?;
     let listener = UnixListener::from_std(listener)?;
-    // Each answer takes memory.
+    // One at a time, because each answer takes memory.
     let turn = Arc::new(Semaphore::new(1));
     Ok(tokio::spawn(async move {
         loop {
@@ -172,7 +173,7 @@ fn serve(listener: StdListener, asks: mpsc::Sender<Ask>) -> anyhow::Result<JoinH
                 sleep(AGAIN).await;
                 continue;
             };
-            // Only root reaches the socket. This check still holds if its directory is opened to other users.
+            // Only root can open the socket. This check still holds if its directory is opened to other users.
             if stream.peer_cred().is_ok_and(|peer| peer.uid() == 0) {
                 let (asks, turn) = (asks.clone(), turn.clone());
                 tokio::spawn(async move {
@@ -185,7 +186,7 @@ fn serve(listener: StdListener, asks: mpsc::Sender<Ask>) -> anyhow::Result<JoinH
     }))
 }
 
-/// One program that asks.
+/// Serves one client.
 async fn attend(stream: UnixStream, asks: &mpsc::Sender<Ask>, turn: &Semaphore) -> anyhow::Result<()> {
     let (from, mut to) = stream.into_split();
     let mut line = String::new();

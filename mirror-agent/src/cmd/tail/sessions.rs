@@ -1,7 +1,7 @@
-//! The sessions whose packets come into the ring of `tail` or `capture`: their names and counters for the file.
+//! The sessions whose packets arrive in the ring of `tail` or `capture`: their names and counters for the file.
 //!
-//! It reads the agent's maps, and knows nothing of the ring. What a session has matched are the packets that were read
-//! and those that [did not come](super::losses).
+//! Reads the agent's maps, and does not use the ring. The matched packets of a session are the packets that were read
+//! plus the [lost](super::losses) ones.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -18,24 +18,24 @@ use crate::{
     recording::{Counters, Recorder, Source},
 };
 
-/// The sessions before a target had a ring of ours.
+/// The counters of a target's sessions before the command had a ring.
 #[derive(Default)]
 pub(super) struct Before(Losses);
 
 impl Before {
-    /// The present ones. Where no agent has made maps yet, there are none.
+    /// Reads the present sessions; empty if no agent has created maps yet.
     pub(super) fn read(pins: &Pins, target: &TargetName) -> Self {
         let look = Reader::open(pins).and_then(|mut maps| Look::at(&mut maps, target.0.as_str()));
         look.map(|look| Self(Losses::begin(look.missed(), look.elsewhere))).unwrap_or_default()
     }
 }
 
-/// The sessions of a target, in the agent's maps.
+/// The sessions of a target, from the agent's maps.
 pub(super) struct Sessions {
     maps: Reader,
     target: String,
     losses: Losses,
-    /// The sessions that have been seen, by their number.
+    /// The sessions seen so far, by serial.
     known: BTreeMap<u32, Known>,
 }
 
@@ -43,35 +43,35 @@ pub(super) struct Sessions {
 #[derive(Default)]
 struct Known {
     name: String,
-    /// The packets that were read.
+    /// Packets read from the ring.
     read: u64,
-    /// It copied to the target when the maps were read last.
+    /// The session copied to the target at the last reading of the maps.
     is_here: bool,
-    /// It did so when they were read before that.
+    /// The session copied to the target at the reading before the last.
     was_here: bool,
 }
 
 impl Sessions {
-    /// Those in the maps of an agent.
+    /// Opens the maps of the agent.
     pub(super) fn open(pins: &Pins, target: &str, before: Before) -> anyhow::Result<Self> {
         let Before(losses) = before;
         Ok(Self { maps: Reader::open(pins)?, target: target.to_owned(), losses, known: BTreeMap::new() })
     }
 
-    /// Whether there are any now.
+    /// Whether the target has sessions now.
     pub(super) fn are_there(&mut self) -> anyhow::Result<bool> {
         Ok(!Look::at(&mut self.maps, &self.target)?.here.is_empty())
     }
 
-    /// A packet of a session was read.
+    /// Counts a packet that was read.
     pub(super) fn read_one(&mut self, serial: u32, recorder: &mut Recorder) -> anyhow::Result<()> {
-        // The session was added since the maps were read last.
+        // The session was added since the last reading of the maps.
         let looked = if self.known.contains_key(&serial) { Ok(()) } else { self.note(recorder) };
         self.known.entry(serial).or_default().read += 1;
         looked
     }
 
-    /// Gives the recorder the sessions and their counters, and says which of them have gone.
+    /// Passes the sessions and their counters to the recorder. Warns about sessions that no longer copy to the target.
     pub(super) fn note(&mut self, recorder: &mut Recorder) -> anyhow::Result<()> {
         let look = Look::at(&mut self.maps, &self.target)?;
         let here = look.missed();
@@ -96,14 +96,14 @@ impl Sessions {
         Ok(())
     }
 
-    /// Forgets the sessions that have gone, after their last packets have come: the recording has no end.
+    /// Drops ended sessions after their last packets have arrived: the recording itself has no end.
     pub(super) fn forget_gone(&mut self, recorder: &mut Recorder) {
         self.known.retain(|_, known| known.is_here || known.was_here);
         self.losses.forget(|serial| !self.known.contains_key(&serial));
         recorder.part_with(|serial| !self.known.contains_key(&serial));
     }
 
-    /// Gives the recorder the counters, without another look at the maps.
+    /// Passes the counters to the recorder, without reading the maps.
     pub(super) fn tell(&self, recorder: &mut Recorder) {
         for (serial, known) in &self.known {
             let Missed { lost, limited } = self.losses.of(*serial);
@@ -113,11 +113,11 @@ impl Sessions {
     }
 }
 
-/// The maps at one moment.
+/// The state of the maps at one moment.
 struct Look {
-    /// The sessions that copy to the target, and how many packets each has missed since it began.
+    /// The sessions that copy to the target, and the number of packets that each has missed since its start.
     here: Vec<(Source, Missed)>,
-    /// The numbers of the others.
+    /// The serials of all other sessions.
     elsewhere: BTreeSet<u32>,
 }
 
@@ -135,7 +135,7 @@ impl Look {
         Ok(Self { here: here.collect(), elsewhere })
     }
 
-    /// What those that copy to the target have missed.
+    /// The packets missed by the sessions that copy to the target.
     fn missed(&self) -> BTreeMap<u32, Missed> {
         self.here.iter().map(|(source, missed)| (source.serial, *missed)).collect()
     }
@@ -148,7 +148,7 @@ fn found(tap: &TapReadout, session: &SessionReadout) -> (Source, Missed) {
         None => owner.device.clone(),
     };
     let settings = &session.session.settings;
-    // A mirror with a name of the user's: the pod can have several.
+    // The name of a mirror that a user chose: the pod can have several mirrors.
     let mirror = Some(&session.mirror).filter(|mirror| !mirror.0.is_capture());
     let mirror = mirror.map_or_else(String::new, |mirror| format!(", mirror {mirror}"));
     let network = owner.network.as_ref().map_or_else(String::new, |network| format!(", network {network}"));

@@ -1,4 +1,4 @@
-//! Tests: which status is written when, as Mirrors and reports come and go.
+//! Tests: which status is written when, as Mirrors and reports are created, changed and deleted.
 
 #![expect(clippy::unwrap_used, reason = "tests panic")]
 
@@ -12,12 +12,12 @@ use crate::controller::kinds::{Key, Mirrors, Targets, of_node};
 
 const STALE: Duration = Duration::from_secs(15 * 60);
 
-/// A controller at work: the server takes every write, and the watch brings it back.
+/// A running controller: the server accepts every write, and the watch returns it.
 struct Run {
     book: Book<Mirrors>,
     begun: Instant,
     now: Instant,
-    /// Seconds, names and statuses.
+    /// The writes: seconds, names and statuses.
     written: Vec<(u64, String, MirrorStatus)>,
 }
 
@@ -27,7 +27,7 @@ impl Run {
         Self { book: Book::new(), begun: now, now, written: Vec::new() }
     }
 
-    /// The time by the clock of the world.
+    /// The wall-clock time.
     fn at(&self) -> Timestamp {
         Timestamp::from_second(1_000_000).unwrap() + self.now.duration_since(self.begun)
     }
@@ -42,7 +42,7 @@ impl Run {
         self.book.set_node(node, Some(of_node(status).0), self.now, self.at());
     }
 
-    /// Lets so many seconds pass, and writes what is due.
+    /// Advances the time by `seconds`, and writes what is due.
     fn pass(&mut self, seconds: u64) -> &mut Self {
         let end = self.now + Duration::from_secs(seconds);
         while self.now < end {
@@ -61,7 +61,7 @@ impl Run {
         self
     }
 
-    /// What was written since the last time: seconds, names and selected pods.
+    /// The writes since the last call: seconds, names and selected pods.
     fn told(&mut self) -> Vec<(u64, String, i64)> {
         let written = std::mem::take(&mut self.written);
         written.into_iter().map(|(at, name, status)| (at, name, status.pods.selected)).collect()
@@ -104,7 +104,7 @@ fn changes_are_written_together_and_not_too_often() {
     }
     run.pass(20);
     let written = run.told();
-    // The time before has saved up three, which follow one another, and then each waits for its turn.
+    // The quiet time before allows three writes in a row; then each one waits for its turn.
     assert_eq!(written.iter().map(|(at, ..)| *at).collect::<Vec<_>>(), [6, 7, 8, 11, 21, 31]);
     assert_eq!(written.last().unwrap().2, 31);
     assert_eq!(run.pass(1000).told().len(), 2, "the reports become too old, one after the other");
@@ -119,7 +119,7 @@ fn counters_alone_are_written_once_a_minute() {
         run.pass(1);
     }
     assert!((10..=11).contains(&run.told().len()));
-    // News are not held up by that.
+    // Changes of other fields are not delayed by that.
     run.node("one", vec![report("a", 2, 1000)]);
     run.pass(3);
     run.node("one", vec![report("a", 3, 1000)]);
@@ -127,7 +127,7 @@ fn counters_alone_are_written_once_a_minute() {
     assert_eq!(run.told().last().unwrap().2, 3);
 }
 
-/// Another change was just before it, and the counters change all the time.
+/// Another change was just before this one, and the counters change all the time.
 #[test]
 fn a_change_of_a_quiet_mirror_is_written_within_two_seconds() {
     let mut run = Run::new();
@@ -171,13 +171,13 @@ fn a_node_that_goes_away_and_a_report_that_is_too_old_do_not_count() {
     run.pass(STALE.as_secs());
     assert_eq!(run.told(), told(&[(901, "a", 0)]));
     assert_eq!(run.book.stale(), 1);
-    // Its agent is back.
+    // Its agent runs again.
     run.node("one", vec![report("a", 2, 0)]);
     run.pass(20);
     assert_eq!(run.told(), told(&[(941, "a", 2)]));
 }
 
-/// A node has lost its clock, or was taken over.
+/// A node with a wrong clock, or a compromised one.
 #[test]
 fn a_report_without_a_time_or_from_the_future_does_not_count() {
     let mut run = Run::new();
@@ -189,7 +189,7 @@ fn a_report_without_a_time_or_from_the_future_does_not_count() {
     run.book.set_node("two", Some(of_node(status(ahead)).0), run.now, run.at());
     run.pass(20);
     assert_eq!((run.told(), run.book.stale()), (told(&[(1, "a", 0)]), 2));
-    // Nothing comes from there any more. The time of the report passes, and it is too old soon after that.
+    // No more reports arrive from there. When the time of the report has passed, it soon counts as too old.
     run.pass(2 * 3600);
     let written = run.told();
     assert_eq!(written.iter().map(|(_, _, pods)| *pods).collect::<Vec<_>>(), [2, 0]);
@@ -240,7 +240,7 @@ fn a_write_that_has_failed_is_tried_again_later() {
     let write = run.book.due(run.now, run.at()).unwrap();
     run.book.note(&write, false, run.now);
     assert_eq!(run.book.next(), Some(run.now + PACE));
-    // Somebody else has written the status: it is written anew.
+    // Another client has written the status: the controller writes it again.
     run.pass(15);
     assert_eq!(run.told().len(), 1);
     let status = MirrorStatus::default();
@@ -268,7 +268,7 @@ fn a_mirror_target_has_the_sum_of_the_nodes_that_report_on_it() {
     let ready = |write: &Write<Targets>| (write.status.nodes.ready, write.status.nodes.of);
     assert_eq!((write.key.as_str(), write.uid.as_str(), ready(&write)), ("ids", "uid-ids", (2, 2)));
     book.note(&write, true, run.now);
-    // One of them is heard of no more.
+    // One of the nodes sends no more reports.
     run.now += STALE;
     report(&run, &mut book, "one", ("ids", "uid-ids"), None);
     run.now += Duration::from_secs(2);
@@ -277,7 +277,7 @@ fn a_mirror_target_has_the_sum_of_the_nodes_that_report_on_it() {
     let write = book.due(run.now, run.at()).unwrap();
     assert_eq!(ready(&write), (1, 1));
     book.note(&write, true, run.now);
-    // The report of a node ends before it for want of room.
+    // The report of a node ends before this object, because there was no more room.
     report(&run, &mut book, "one", ("a", "uid-a"), Some(1));
     run.now += PACE;
     let write = book.due(run.now, run.at()).unwrap();

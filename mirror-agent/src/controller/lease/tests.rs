@@ -1,4 +1,4 @@
-//! Tests: who holds the Lease, when one controller ends, vanishes or is slow.
+//! Tests: the holder of the Lease after a controller ends, disappears or is slow.
 
 #![expect(clippy::unwrap_used, reason = "tests panic")]
 
@@ -11,7 +11,7 @@ use crate::pods::kube::fake::{self, Reply};
 
 const DURATION: Duration = Duration::from_secs(30);
 
-/// A server that has the object, and whether it answers.
+/// A server with the object, which can stop to answer.
 #[derive(Default)]
 struct World {
     object: Option<Value>,
@@ -65,7 +65,7 @@ async fn one_of_two_holds_it_until_it_gives_it_back() {
     let (mut one, mut two) = (server.lease("one"), server.lease("two"));
     one.acquire().await;
     assert_eq!((server.holder(), one.health.ready()), (json!("one"), Ok(())));
-    // It is renewed for ever, and the other one waits for ever.
+    // It is renewed forever, and the other replica waits forever.
     let both = async { tokio::join!(one.hold(), two.acquire()) };
     assert!(timeout(Duration::from_secs(3600), both).await.is_err());
     assert_eq!((server.holder(), two.health.ready()), (json!("one"), Ok(())));
@@ -89,7 +89,7 @@ async fn who_vanishes_is_followed_by_the_other_one() {
     let waited = begun.elapsed();
     assert!(waited > DURATION && waited < 2 * DURATION, "{waited:?}");
     assert_eq!(server.holder(), json!("two"));
-    // The first one was only slow, and learns it.
+    // The first one was only slow, and notices the loss.
     timeout(DURATION, one.hold()).await.unwrap();
     assert_eq!(server.holder(), json!("two"));
 }

@@ -1,4 +1,4 @@
-//! What is told over histories of mirrors that come, change and go, and over restarts of the agent.
+//! Tests: the Events that are posted as mirrors begin, change and end, and after restarts of the agent.
 
 #![expect(clippy::unwrap_used, reason = "tests panic")]
 
@@ -28,19 +28,18 @@ fn mirrored(target: &str, stage: Stage) -> Mirrored {
     Mirrored { target: TargetName(target.parse().unwrap()), is_asked: true, stage }
 }
 
-/// The mirrors of the pod `web`: each by its name, target and stage.
+/// The mirrors of the pod `web`, each with its name, target and stage.
 fn of_web(mirrors: &[(&str, &str, Stage)]) -> Mirrors {
     let of_pod = mirrors.iter().map(|(name, target, stage)| (id(name), mirrored(target, *stage)));
     [(pod("web"), of_pod.collect())].into()
 }
 
-/// A report about these pods.
 fn report(pods: &[&str], mirrors: Mirrors, found: &Mirrors) -> Report {
     let pods = pods.iter().map(|name| (pod(name), None)).collect();
     Report { pods: Some(pods), mirrors, found: Arc::new(found.clone()), ..Report::default() }
 }
 
-/// An agent and what it tells.
+/// An agent, and the mirrors that it found at its start.
 struct Agent {
     news: News,
     found: Mirrors,
@@ -52,7 +51,7 @@ impl Agent {
         Self { news: News::default(), found, now: Instant::now() }
     }
 
-    /// What is told by a report about `web`, with time to settle.
+    /// The Events that follow from a report about `web`, after the delay.
     fn told(&mut self, mirrors: &[(&str, &str, Stage)]) -> Vec<String> {
         self.told_by(&report(&["web"], of_web(mirrors), &self.found))
     }
@@ -80,7 +79,7 @@ fn the_beginning_and_the_end_of_mirrors_are_told_together() {
         ["MirrorStarted: Mirrored by default (target default), mirror/all (target ids)"]
     );
     assert_eq!(agent.told(&[all, own]), [""; 0]);
-    // Its NIC goes for a while.
+    // Its NIC is absent for a while.
     assert_eq!(agent.told(&[("mirror/all", "ids", Stage::Coming), own]), [""; 0]);
     assert_eq!(agent.told(&[all, own]), [""; 0]);
     assert_eq!(
@@ -94,19 +93,19 @@ fn the_beginning_and_the_end_of_mirrors_are_told_together() {
     );
     assert_eq!(agent.told(&[own]), [""; 0], "it has ended already");
     assert_eq!(agent.told(&[]), ["MirrorEnded: No longer mirrored by default: nothing asks for it any more"]);
-    // One that ends before anybody could tell that it began.
+    // A mirror that ends before an Event said that it began.
     assert_eq!(
         agent.told(&[over]),
         ["MirrorEnded: No longer mirrored by mirror/all: its limit of packets is reached"]
     );
     // Its limits begin again.
     assert_eq!(agent.told(&[all]), ["MirrorStarted: Mirrored by mirror/all (target ids)"]);
-    // The pod goes, and another one has its name.
+    // The pod is deleted, and another pod with its name is created.
     assert_eq!(agent.told_by(&report(&[], Mirrors::new(), &Mirrors::new())), [""; 0]);
     assert_eq!(agent.told(&[all]), ["MirrorStarted: Mirrored by mirror/all (target ids)"]);
 }
 
-/// The same mirror goes on, and nobody asks for it.
+/// The same mirror continues, although no annotation or Mirror asks for it any more.
 #[test]
 fn a_mirror_that_every_pod_has_is_no_news() {
     let agent = &mut Agent::finding(Mirrors::new());
@@ -141,7 +140,7 @@ fn the_end_of_a_mirror_has_its_reason() {
             "MirrorEnded: No longer mirrored by b, default, mirror/all: the pod opts out: an annotation on it is \"false\""
         ]
     );
-    // Reasons that concern one NIC, or another mirror, do not count.
+    // Reasons for one NIC, or for another mirror, do not count.
     let reasons = [
         why(Some("mirror/all"), Why::TooManyMirrors),
         why(None, Why::NamespaceExcluded),
@@ -161,7 +160,7 @@ fn the_end_of_a_mirror_has_its_reason() {
 fn what_an_earlier_agent_has_left_is_not_told_again() {
     let [all, over] = [("mirror/all", "ids", STANDS), ("default", "default", OVER)];
     let agent = &mut Agent::finding(of_web(&[all, over]));
-    // It has no list of pods yet.
+    // There is no list of pods yet.
     let unlisted = Report { pods: None, ..report(&[], Mirrors::new(), &agent.found) };
     assert_eq!(agent.told_by(&unlisted), [""; 0]);
     assert_eq!(agent.told(&[all, over]), [""; 0]);
@@ -169,7 +168,7 @@ fn what_an_earlier_agent_has_left_is_not_told_again() {
         agent.told(&[over]),
         ["MirrorEnded: No longer mirrored by mirror/all: nothing asks for it any more"]
     );
-    // While no agent ran, the Mirror was deleted, and the other mirror has got another target.
+    // While no agent ran, the Mirror was deleted, and the other mirror got another target.
     let agent = &mut Agent::finding(of_web(&[all, over]));
     assert_eq!(
         agent.told(&[("default", "west", STANDS)]),
@@ -180,10 +179,10 @@ fn what_an_earlier_agent_has_left_is_not_told_again() {
     );
 }
 
-/// What the Events have said: the mirrors that copy, and to where.
+/// The state according to the posted Events: the mirrors that copy, with their targets.
 type Said = BTreeMap<(PodId, MirrorId), TargetName>;
 
-/// Takes in an Event that is posted now. Each one must say something new.
+/// Applies an Event that is posted now, and checks that it says something new.
 fn post(news: &mut News, said: &mut Said, fact: &Fact) {
     for (mirror, change) in &news.untold[&fact.pod].changes {
         let key = (fact.pod.clone(), mirror.clone());
@@ -217,8 +216,8 @@ enum Step {
 }
 
 proptest! {
-    /// For any history, with posts that come late or never, and agents that end at any time: each Event says something
-    /// new, a pod has at most two that wait, and in the end the Events say what is so.
+    /// For any history, with posts that are late or never succeed, and with agents that end at any time: each Event
+    /// says something new, a pod has at most two pending Events, and the last Events match the actual state.
     #[test]
     fn each_event_is_new_and_the_last_ones_are_true(
         steps in prop::collection::vec(
@@ -240,7 +239,7 @@ proptest! {
                     let mut report = report(&["web", "db"], mirrors.clone().unwrap_or_default(), &found);
                     match mirrors {
                         Some(mirrors) => last = mirrors,
-                        // Before the list, or while it cannot be read.
+                        // Before the first list, or while the list cannot be read.
                         None => report.pods = None,
                     }
                     news.set(&report, now);
@@ -253,7 +252,7 @@ proptest! {
                     }
                 }
                 Step::Restart => {
-                    // What the next agent finds, and takes as told.
+                    // The state that the next agent finds and takes as posted.
                     found = last.clone();
                     news = News::default();
                     let running = found.iter().flat_map(|(pod, mirrors)| {
@@ -274,9 +273,9 @@ proptest! {
             for (mirror, Mirrored { target, is_asked, stage }) in mirrors {
                 let said = said.remove(&(pod.clone(), mirror.clone()));
                 match stage {
-                    // It may have been told under another target.
+                    // The last Event may name another target.
                     Stage::Coming => {}
-                    // It may have been asked for before.
+                    // The mirror may have been requested earlier.
                     _ if !is_asked => {}
                     Stage::Stands => prop_assert_eq!(said.as_ref(), Some(target)),
                     Stage::Ended(_) => prop_assert_eq!(said, None),

@@ -1,4 +1,4 @@
-//! When an Event is posted, refreshed, held back and remembered.
+//! Tests: when an Event is posted, refreshed, delayed and remembered.
 
 #![expect(clippy::unwrap_used, reason = "tests panic")]
 
@@ -15,13 +15,13 @@ fn fact(namespace: &str, name: &str) -> Fact {
     Fact { pod, kind: Kind::Problem, reason: "HostNetwork", note: String::new() }
 }
 
-/// Notes an answer to the next Event, at the moment when the Event is due. Returns its pod, and the wait in seconds.
+/// Answers the next Event at the time when it is due. Returns its pod, and the wait in seconds.
 fn step(outbox: &mut Outbox, now: &mut Instant, answer: Outcome) -> (String, u64) {
     let (pod, _, seconds) = post(outbox, now, answer);
     (pod, seconds)
 }
 
-/// As [`step`], and how it was posted.
+/// Like [`step`], and also returns the kind of the post.
 fn post(outbox: &mut Outbox, now: &mut Instant, answer: Outcome) -> (String, Post, u64) {
     let (fact, post, at) = outbox.next().unwrap();
     let at = at.unwrap_or(*now).max(*now);
@@ -83,13 +83,13 @@ fn an_event_that_still_holds_is_refreshed_before_the_server_forgets_it() {
     outbox.set([fact("a", "x")].into(), now);
     assert_eq!(post(&mut outbox, &mut now, STANDS), ("a/x".into(), Post::Create, 0));
     for count in 1..50 {
-        // The same report once more changes nothing.
+        // The same report again changes nothing.
         outbox.set([fact("a", "x")].into(), now);
         let (_, how, waited) = post(&mut outbox, &mut now, Outcome::Stands { count: count + 1 });
         assert_eq!(how, Post::Refresh { count: Some(count) });
         assert!((30 * MINUTE..40 * MINUTE).contains(&waited) && waited < TTL, "{waited} s");
     }
-    // A server that keeps Events for a shorter time, or a new one.
+    // A server that keeps Events for a shorter time, or a new server.
     let (_, how, _) = post(&mut outbox, &mut now, Outcome::Forgotten);
     assert_eq!(how, Post::Refresh { count: Some(50) });
     assert_eq!(post(&mut outbox, &mut now, STANDS), ("a/x".into(), Post::Create, 0));
@@ -147,7 +147,7 @@ fn what_comes_and_goes_is_not_posted_each_time() {
         outbox.set([fact("a", "x")].into(), now);
         assert!(is_quiet(&outbox, now));
     }
-    // Once its refreshment would have been due, it is posted again.
+    // After the time of its next refresh, it is posted again.
     outbox.set([].into(), now);
     now += Duration::from_secs(50 * MINUTE);
     outbox.set([].into(), now);
@@ -195,7 +195,7 @@ fn news_are_posted_once_and_those_of_a_node_one_after_the_other() {
         outbox.note(&fact, STANDS, now);
         assert!(tell.remove(&fact) && STANDS.ends_news());
         posted.push((now - begun).as_secs());
-        // A problem does not wait for them.
+        // A problem is not delayed by them.
         if posted.len() == 50 {
             let problem = self::fact("a", "late");
             outbox.set(tell.iter().cloned().chain([problem.clone()]).collect(), now);
@@ -206,7 +206,7 @@ fn news_are_posted_once_and_those_of_a_node_one_after_the_other() {
         [0; NEWS_BURST as usize].into_iter().chain((1..=92).map(|number| number * 5)).collect();
     assert_eq!(posted, expected);
 
-    // The same once more is news again, and continues the Event.
+    // The same change again is posted, and continues the Event.
     now += Duration::from_secs(60);
     outbox.set([news(1)].into(), now);
     assert_eq!(post(&mut outbox, &mut now, Outcome::Exists).1, Post::Create);
@@ -249,8 +249,8 @@ fn what_was_told_is_remembered_within_bounds() {
 }
 
 proptest! {
-    /// For any Events that come and go, and any answers: a server that does not answer gets its pause, an existing
-    /// Event is not posted again before its time, and every Event is posted in the end.
+    /// For any Events that begin and end, and any answers: a server that does not answer gets its pause, an existing
+    /// Event is not posted again too early, and every Event is posted in the end.
     #[test]
     fn pauses_are_kept_and_nothing_is_forgotten(
         steps in prop::collection::vec(
@@ -283,7 +283,7 @@ proptest! {
         }
         let last: BTreeSet<_> = outbox.facts.keys().cloned().collect();
         let begun = now;
-        // With the longest pauses and paces that can have come together.
+        // The upper bound of all pauses and intervals together.
         while now < begun + 2 * REFRESH {
             let (next, _, at) = outbox.next().unwrap();
             now = at.unwrap_or(now).max(now);

@@ -1,4 +1,4 @@
-//! Stories of directories and disks: rotations, modes of files, what fails, and what is readable then.
+//! Tests with directories and disks: rotations, modes of files, failures, and what is readable after them.
 
 use std::{
     env,
@@ -34,7 +34,7 @@ fn the_newest_files_stay_and_each_is_complete() {
     recorder.add_source(&source(1));
     for number in 1..=7_u8 {
         if number == 6 {
-            // It comes in the middle of the third file.
+            // Added in the middle of the third file.
             recorder.add_source(&source(2));
         }
         recorder.note_counters(1, Counters { matched: number.into(), ..Counters::default() });
@@ -141,7 +141,7 @@ fn more_than_the_memory_is_an_error_that_leaves_the_file_alone() {
     }
 }
 
-/// This test runs itself once more, as a process whose standard output it can read.
+/// This test runs itself again, as a process whose standard output it can read.
 #[test]
 fn standard_output_is_a_file_like_any_other() {
     const NAME: &str = "recording::tests::files::standard_output_is_a_file_like_any_other";
@@ -149,7 +149,7 @@ fn standard_output_is_a_file_like_any_other() {
     if env::var_os(IS_CHILD).is_some() {
         let plan = Plan { destination: Destination::Stdout, ..all(Path::new("")) };
         let mut recorder = begin_with_two(plan);
-        // With newlines, which Rust's own buffer looks for.
+        // With newlines, at which Rust's own buffer would flush.
         assert_eq!(record(&mut recorder, &frame(b'\n', 60)), Progress::GoesOn);
         assert!(recorder.finish(9000).unwrap().files.is_empty());
         process::exit(0);
@@ -157,7 +157,7 @@ fn standard_output_is_a_file_like_any_other() {
     let arguments = ["--exact", NAME, "--nocapture"];
     let child = Command::new(env::current_exe().unwrap()).args(arguments).env(IS_CHILD, "").output().unwrap();
     assert!(child.status.success(), "{child:?}");
-    // The test runner has written some lines ahead of the file.
+    // The test runner has written some lines before the file.
     let start = child.stdout.windows(4).position(|bytes| bytes == b"\n\r\r\n").unwrap();
     let (contents, rest) = read_blocks(&child.stdout[start..]);
     assert_eq!((contents.packets.len(), contents.statistics.len(), rest), (1, 2, 0));
@@ -196,7 +196,7 @@ fn the_beginning_of_a_file_is_readable() {
     assert_eq!(most, 3);
 }
 
-/// Runs a test with a disk of 64 KiB, in a mount namespace that goes with the thread.
+/// Runs a test with a disk of 64 KiB, in a mount namespace that ends with the thread.
 fn on_a_small_disk(test: impl FnOnce(&Path) + Send + 'static) {
     let run = thread::spawn(move || {
         let directory = tempfile::tempdir().unwrap();
@@ -205,7 +205,7 @@ fn on_a_small_disk(test: impl FnOnce(&Path) + Send + 'static) {
         mount(none, "/", none, MsFlags::MS_REC | MsFlags::MS_PRIVATE, none).unwrap();
         mount(Some("tmpfs"), directory.path(), Some("tmpfs"), MsFlags::empty(), Some("size=64k")).unwrap();
         test(directory.path());
-        // Not at once: for a moment, a program that another test starts has the files of this one, too.
+        // Lazily: for a moment, a program that another test starts also has the files of this one open.
         umount2(directory.path(), MntFlags::MNT_DETACH).unwrap();
     });
     if let Err(panic) = run.join() {
@@ -249,7 +249,7 @@ fn a_full_disk_at_the_end_leaves_what_fits() {
     });
 }
 
-/// A disk can be full at each step: within a packet, at the end of a file, and at the beginning of the next one.
+/// The disk can become full at each step: within a packet, at the end of a file, and at the beginning of the next one.
 #[test]
 fn a_rotation_on_a_full_disk_counts_what_its_files_hold() {
     for length in (500..1500).step_by(47) {
@@ -279,7 +279,7 @@ fn a_disk_that_is_full_in_a_rotation_leaves_the_older_files() {
             count += 1;
             assert!(count < 100);
         }
-        // Told here if `end_batch` was not called.
+        // Returned here if `end_batch` was not called.
         let error = recorder.finish(9000).unwrap_err().to_string();
         assert!(error.contains("No space") && error.contains("/web_0000"), "{error}");
         let files = files_in(directory);

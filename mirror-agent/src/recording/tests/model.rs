@@ -1,6 +1,6 @@
-//! Properties: whatever comes in whatever order, each file parses, and holds the packets that a simple model expects.
+//! Properties: for any input in any order, each file parses, and contains the packets that a simple model expects.
 //!
-//! The model keeps all packets in a list, and looks at the end which of them are to be where.
+//! The model keeps all packets in a list, and assigns them to files at the end.
 
 use std::collections::BTreeSet;
 
@@ -9,7 +9,7 @@ use proptest::{collection::vec, option, prelude::*, sample};
 
 use super::*;
 
-/// What a caller does.
+/// A call of the recorder.
 #[derive(Debug, Clone)]
 enum Step {
     AddSource(u32),
@@ -53,11 +53,11 @@ fn any_kept() -> impl Strategy<Value = Kept> {
     ]
 }
 
-/// A packet that was recorded.
+/// A recorded packet.
 #[derive(Debug, Clone)]
 struct Came {
     packet: Seen,
-    /// How many interfaces there were.
+    /// The number of interfaces at that time.
     interfaces: usize,
 }
 
@@ -81,7 +81,7 @@ fn frames(head: &RecordHead, bytes: &[u8], super_frames: bool) -> Vec<(Vec<u8>, 
     all
 }
 
-/// All packets of sessions that are known when they come, and all sources in their order.
+/// All packets of sessions that are known when they arrive, and all sources in order.
 fn came(steps: &[Step], super_frames: bool) -> (Vec<Came>, Vec<u32>) {
     let (mut all, mut sources) = (Vec::new(), Vec::new());
     for step in steps {
@@ -197,13 +197,13 @@ proptest! {
         prop_assert_eq!(files.last().map(|file| file.names.len()), Some(sources.len()));
         prop_assert_eq!(summary.kept, expected.iter().map(Vec::len).sum::<usize>() as u64);
 
-        // The model's lengths, and so its bounds, are those of the files.
+        // The model's lengths, and so its bounds, equal those of the files.
         for (path, file) in summary.files.iter().zip(&files) {
             let packets: u64 = file.packets.iter().map(length).sum();
             prop_assert!(fs::metadata(path).unwrap().len() <= file_bytes(&sources, file.names.len()) + packets);
         }
 
-        // Nothing but these files is left.
+        // There are no other files.
         let left: BTreeSet<PathBuf> =
             fs::read_dir(directory.path()).unwrap().map(|entry| entry.unwrap().path()).collect();
         prop_assert_eq!(left, BTreeSet::from_iter(summary.files));

@@ -1,10 +1,10 @@
-//! Recordings of the newest packets that are asked for them while they go on.
+//! Tests of recordings of the newest packets, with snapshots while they run.
 
 use proptest::{collection::vec, prelude::*};
 
 use super::*;
 
-/// The newest packets, with this path as their file.
+/// A plan that keeps the newest packets, with this path as the file.
 fn newest(path: &Path, bytes: u64) -> Plan {
     Plan { kept: Kept::Last(Bound::Bytes(bytes)), ..all(path) }
 }
@@ -26,7 +26,7 @@ fn a_snapshot_has_the_packets_that_are_wanted_by_the_clock_of_now() {
         assert_eq!(recorder.record(&head, &frame(number, 60)), Progress::GoesOn);
     }
     recorder.note_counters(2, Counters { matched: 1, lost: 0, limited: 0 });
-    // The wall clock was set a second back meanwhile.
+    // The wall clock was set back by a second meanwhile.
     let now = Clock { wall_ns: 8000, monotonic_ns: 9000 };
     let snapshot = recorder.snapshot(|name| name == "shop/web-2 eth0", now).unwrap();
     assert_eq!(contents(&snapshot), [("shop/web-2 eth0".to_owned(), 2)]);
@@ -68,14 +68,14 @@ fn other_recordings_have_no_snapshot() {
     assert_eq!(recorder.snapshot(|_| true, STARTED), None);
 }
 
-/// What happens to a recording without an end.
+/// An event of a recording without an end.
 #[derive(Debug, Clone)]
 enum Step {
-    /// A session begins, if its number is free.
+    /// A session begins, if its serial is free.
     Come(u32),
-    /// It goes.
+    /// The session ends.
     Go(u32),
-    /// It has a packet.
+    /// A packet of the session.
     Record(u32),
 }
 
@@ -88,8 +88,8 @@ fn any_step() -> impl Strategy<Value = Step> {
 }
 
 proptest! {
-    /// Numbers of sessions come again, and what is unused is forgotten at once: each packet keeps the name that its
-    /// session had.
+    /// Serials of sessions are reused, and unused interfaces are removed at once: each packet keeps the name of its
+    /// session.
     #[test]
     fn each_packet_keeps_its_name(steps in vec(any_step(), 0..200), bytes in 200..4000_u64, wanted in 0..4_u32) {
         let mut recorder = begin(newest(Path::new("/dev/null"), bytes));

@@ -1,5 +1,5 @@
-//! Stories of pipes: a reader that is slow, one that takes nothing, one that is gone. A write that waited for such a
-//! reader would not return, because the reader is this thread.
+//! Tests with pipes: a slow reader, one that reads nothing, and one that closed the pipe. A write that waited for such
+//! a reader would not return, because the reader is this thread.
 
 use std::{
     fs::File,
@@ -17,10 +17,10 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// What a pipe has room for, in bytes: a page or a little more.
+/// The capacity of a pipe, in bytes: a page or a little more.
 const ROOM: i32 = 4096;
 
-/// A pipe with a name and little room, and its reader.
+/// A FIFO with little capacity, and its reader.
 fn pipe(directory: &tempfile::TempDir) -> (PathBuf, File) {
     let path = directory.path().join("pipe");
     mkfifo(&path, Mode::S_IRUSR | Mode::S_IWUSR).unwrap();
@@ -29,12 +29,12 @@ fn pipe(directory: &tempfile::TempDir) -> (PathBuf, File) {
     (path, reader)
 }
 
-/// A reader that does not wait for a writer.
+/// Opens a reader without waiting for a writer.
 fn open(path: &Path) -> File {
     File::options().read(true).custom_flags(libc::O_NONBLOCK).open(path).unwrap()
 }
 
-/// Reads at most so many bytes of what is there.
+/// Reads at most `most` of the available bytes.
 fn take(reader: &mut File, most: usize, taken: &mut Vec<u8>) {
     match reader.take(most as u64).read_to_end(taken) {
         Err(error) if error.kind() != ErrorKind::WouldBlock => panic!("{error}"),
@@ -42,7 +42,7 @@ fn take(reader: &mut File, most: usize, taken: &mut Vec<u8>) {
     }
 }
 
-/// Ends a recording while another thread reads the rest. Returns all that was read.
+/// Ends a recording while another thread reads the rest. Returns all bytes read.
 fn finish(recorder: Recorder, reader: File, mut taken: Vec<u8>) -> (Summary, Vec<u8>) {
     let rest = thread::spawn(move || {
         let mut reader = reader;
@@ -66,7 +66,7 @@ fn a_reader_that_takes_nothing_makes_nobody_wait() {
         sent += 1;
     }
     assert!((60..80).contains(&sent), "64 KiB wait, and no more: {sent} packets");
-    // The reader goes on.
+    // The reader continues.
     let mut taken = Vec::new();
     while recorder.is_pending() {
         take(&mut reader, 3000, &mut taken);
@@ -128,7 +128,7 @@ fn a_reader_that_closes_the_pipe_ends_the_recording() {
     assert_eq!(record(&mut recorder, &frame(2, 60)), Progress::GoesOn);
     assert_eq!(recorder.end_batch().unwrap(), Progress::Complete);
     assert_eq!(record(&mut recorder, &frame(3, 60)), Progress::Complete);
-    // Also if there is another reader by now: it would see the end of a file without its beginning.
+    // Even if there is another reader by now: it would see the end of a file without its beginning.
     let mut other = open(&path);
     recorder.finish(9000).unwrap();
     assert_eq!(other.read(&mut [0; 100]).unwrap(), 0);
@@ -161,7 +161,7 @@ fn a_reader_that_is_gone_while_much_waits_ends_the_recording() {
     recorder.finish(9000).unwrap();
 }
 
-/// Standard output is a socket where a service manager or a remote shell gives it one.
+/// Service managers and remote shells use a socket as standard output.
 #[test]
 fn a_socket_is_a_pipe_too() {
     let (mut reader, writer) = UnixStream::pair().unwrap();
@@ -182,7 +182,7 @@ fn a_socket_is_a_pipe_too() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(50))]
 
-    /// However little the reader takes at a time, it gets the bytes that a file has.
+    /// However little the reader reads at a time, it gets the bytes of a file.
     #[test]
     fn a_pipe_has_the_bytes_of_a_file(
         steps in prop::collection::vec((0_usize..3000, 0_usize..6000), 1..60)

@@ -29,7 +29,7 @@ struct Node {
 }
 
 impl Node {
-    /// A node of this rate, which so many pods share.
+    /// A node with this rate, shared by `pods` pods.
     fn of(packets_per_second: u64, pods: u32) -> Self {
         let node_limits = Limits::of_rate(packets_per_second, 0, BURST);
         Self { share: node_limits.share(pods), node_limits, ..Self::default() }
@@ -47,7 +47,7 @@ impl Node {
     }
 }
 
-/// A packet of which nothing has limits.
+/// A packet without any limits.
 const BILL: Bill = Bill { session: None, target: None, namespace: None, pod: None, len: LEN };
 
 impl Meters for Node {
@@ -80,7 +80,7 @@ impl Meters for Node {
     }
 }
 
-/// The traffic of pods: which pod sends, and how long after the packet before. Pod 0 floods.
+/// The traffic of pods: the sending pod, and the time since the packet before. Pod 0 floods.
 fn traffic(pods: u32) -> impl Strategy<Value = Vec<(u32, u64)>> {
     let pod = prop_oneof![3 => Just(0), 2 => 0..pods];
     any_vec((pod, prop_oneof![20 => 0..20_000_u64, 1 => 0..60_000_000_u64]), 1..600)
@@ -91,13 +91,13 @@ fn node_and_traffic() -> impl Strategy<Value = (u64, u32, Vec<(u32, u64)>)> {
 }
 
 proptest! {
-    /// Many pods and a flood: every packet for which a pod's share has credit is copied, with any traffic of the
-    /// others.
+    /// With many pods and a flood: every packet for which a pod's share has credit is copied, whatever the traffic of
+    /// the other pods.
     #[test]
     fn a_pod_within_its_share_is_never_refused((rate, pods, traffic) in node_and_traffic()) {
         let mut node = Node::of(rate, pods);
         let share = node.share;
-        // The shares as they would be with no other pod on the node.
+        // The meters of the shares, as if each pod were alone on the node.
         let mut alone = vec![Meter::default(); pods as usize];
         let mut now = SECOND_NS;
         for (pod, pause) in traffic {
@@ -108,7 +108,7 @@ proptest! {
         }
     }
 
-    /// Over any stretch of time: at most the rate, a burst, the shares' bursts, and a packet for each.
+    /// Over any period: at most the rate, a burst, the shares' bursts, and one packet for each of them.
     #[test]
     fn the_nodes_rate_holds((rate, pods, traffic) in node_and_traffic(), from: prop::sample::Index) {
         let mut node = Node::of(rate, pods);
@@ -128,7 +128,7 @@ proptest! {
         prop_assert!(copied.len() as u64 <= most, "{} of {most}", copied.len());
     }
 
-    /// A charge that is given back can be taken again, from the same meters.
+    /// A refunded charge can be taken again, from the same meters.
     #[test]
     fn what_is_given_back_can_be_charged_again(
         rates in prop::array::uniform5(prop_oneof![Just(0), 1..10_000_u64]), budget in 0..3_u64, pods in 1..5_u32,
@@ -144,7 +144,7 @@ proptest! {
         prop_assert_eq!(node, after);
     }
 
-    /// If any meter refuses, no meter is charged. What is copied is charged to each meter once.
+    /// If any meter refuses, no meter is charged. A copy is charged once to each meter.
     #[test]
     fn what_is_refused_costs_nothing(
         rates in prop::array::uniform5(prop_oneof![Just(0), 1..1_000_u64]), budget in 0..20_u64, pods in 1..5_u32,
@@ -175,8 +175,8 @@ proptest! {
         }
     }
 
-    /// The copies of all sessions of a target are at most its rate, a burst and a packet; so are those of the pods of a
-    /// namespace.
+    /// The copies of all sessions of a target are at most its rate, a burst and a packet; the same holds for the pods
+    /// of a namespace.
     #[test]
     fn the_rates_of_a_target_and_of_a_namespace_hold(
         rate in 100..200_000_u64, is_target: bool, traffic in traffic(5), from: prop::sample::Index,
@@ -206,7 +206,7 @@ proptest! {
     }
 }
 
-/// A node with limits of each kind, of which some are none: of sessions, targets, namespaces, pods and the node.
+/// A node with limits of each kind, some of them unlimited: of sessions, targets, namespaces, pods and the node.
 fn limited(rates: [u64; 5], budget: u64, pods: u32) -> Node {
     let [session, target_limits, namespace_limits, ceiling, node_limits] =
         rates.map(|rate| Limits::of_rate(rate, rate * 8_000, BURST));
@@ -232,7 +232,7 @@ fn any_bill() -> impl Strategy<Value = Bill> {
     })
 }
 
-/// A second of a flood from pod 0 beside pods that send as much as their share allows: how much each gets.
+/// The copies of each pod during a second in which pod 0 floods and the others send as much as their share allows.
 fn flooded(pods: u32, others_send: bool) -> Vec<u64> {
     let mut node = Node::of(10_000, pods);
     let share_ns = SECOND_NS * u64::from(pods) / 10_000;
@@ -281,7 +281,7 @@ fn a_session_that_has_ended_says_so_though_its_pod_is_limited_too() {
 
 #[test]
 fn a_meter_that_is_not_there_fails() {
-    /// No maps at all.
+    /// Meters without any maps.
     struct Nothing;
     impl Meters for Nothing {
         fn session<R>(&mut self, _: u32, _: impl FnOnce(&Limits, &mut Meter) -> R) -> Option<R> {

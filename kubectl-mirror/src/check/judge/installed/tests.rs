@@ -1,4 +1,4 @@
-//! Tests of the checks of a podmirror that is there: each outcome of each.
+//! Tests of the checks of an installed podmirror: each outcome of each check.
 
 use mirror_api::crds;
 use mirror_core::status::{NodeStatus, Notes, Unreached};
@@ -49,7 +49,7 @@ fn report(name: &str, reported: &str, refused: i64, mirrors: &[&str]) -> Value {
 const IMAGE: &str = "registry.example:5000/mirror-agent:0.1.0";
 const NOW: &str = "2026-01-01T11:59:00Z";
 
-/// Two nodes, each with an agent that is ready.
+/// Two nodes, each with a ready agent.
 fn facts() -> Facts {
     let controller = json!({ "metadata": { "name": "c" }, "status": { "availableReplicas": 1 } });
     Facts {
@@ -141,7 +141,7 @@ fn agents_of_several_versions_are_told() {
     assert_eq!(with(["mirror-agent:main@sha256:0"; 2]), unknown);
     assert_eq!(with(["r:5000/a:0.1.0@sha256:0", IMAGE]).0, Level::Ok);
     assert_eq!(of(&Facts { pods: objects(&[pod("a", true, "r:5000/a")]), ..facts() }, "versions"), []);
-    // What the agents say comes first.
+    // The agents' own versions take precedence.
     let answers = Some(vec![answer("a", "0.3.0", Some(Notes::default()))]);
     let facts = Facts { answers, ..facts() };
     assert_eq!(only(&facts, "versions").1, "the agents have 0.3.0, this plugin has 0.1.0");
@@ -165,7 +165,7 @@ fn reports_that_are_missing_or_old_are_told() {
     );
     assert_eq!(with(&[fresh, report("b", NOW, 2, &["m"])]), [told(Level::Warn, "Mirrors are refused on b")]);
     assert_eq!(only(&Facts { reports: refused(), ..facts() }, "reports").0, Level::Warn);
-    // There are none on an older server, and no controller.
+    // An older server has no reports and no controller.
     let old = Facts {
         server: Ok("v1.29.0".to_owned()),
         reports: Ok(Vec::new()),
