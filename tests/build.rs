@@ -1,4 +1,4 @@
-//! Builds the eBPF objects for the tests: ours, and those that it is held against.
+//! Builds the eBPF objects for the tests: podmirror's own, and those that they are compared with.
 
 #[path = "../xtask/src/ebpf.rs"]
 #[expect(dead_code, reason = "what is for the tasks only")]

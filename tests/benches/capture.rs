@@ -1,13 +1,14 @@
-//! A few pings in a gigabit of junk: how many of them a capture has. Run by `cargo xtask bench capture`.
+//! How many of a few pings a capture keeps in a gigabit of junk traffic. Run by `cargo xtask bench capture`.
 //!
 //! The published study of a switch's packet capture (Cisco 6500) does the same: 1500-byte frames fill a port in both
-//! directions, 60 pings pass, and what is captured of them depends on whether the filter is ahead of the limit. Here the
-//! pings come faster, so that a case takes 3 s.
+//! directions, 60 pings pass, and the number of captured pings depends on whether the filter is applied before the
+//! limit. Here the pings are sent faster, so that a case takes 3 s.
 //!
-//! The junk has a CPU of its own, and the time that the node takes for a frame of it is in its `send`: what runs there is
-//! the path through the node, with the tap. The pings and the reader run on another CPU; the reader's time is measured too.
+//! The junk has a CPU of its own. The node's time per junk frame is spent inside its `send`, which runs the path
+//! through the node, including the tap. The pings and the reader run on another CPU; the reader's CPU time is measured
+//! too.
 //!
-//! Times nothing for a verdict: it prints, and a person reads.
+//! No time is a pass or fail: the bench prints, and a person judges.
 
 #![expect(clippy::unwrap_used, reason = "a bench that cannot go on has failed")]
 #![expect(clippy::print_stdout, reason = "its output")]
@@ -40,13 +41,13 @@ use self::{
 const ROUNDS: usize = 5;
 const PINGS: usize = 60;
 const EVERY: Duration = Duration::from_millis(50);
-/// A gigabit a second in each direction.
+/// One gigabit per second in each direction.
 const JUNK_BYTES: usize = 1500;
 const JUNK_PER_MS: u32 = 83;
-/// Bytes in memory, as in the study.
+/// Bytes of the capture's memory buffer, as in the study.
 const BUFFER: &str = "64MB";
 
-/// A filter, a rate, and how the buffer is used; `{mac}` is the address of the pod that pings.
+/// A filter, a rate, and how the buffer is used; `{mac}` stands for the address of the pod that pings.
 struct Case {
     name: &'static str,
     filter: &'static str,
@@ -75,16 +76,16 @@ const CASES: [Case; 9] = [
 /// The row without a capture.
 const NO_CAPTURE: &str = "no capture";
 
-/// What a case has shown in a round.
+/// Result of a case in one round.
 #[derive(Default)]
 struct Sample {
     pings: usize,
     packets: usize,
     bytes: u64,
     lost: u64,
-    /// ns that a frame of junk has taken.
+    /// ns per junk frame.
     frame_ns: f64,
-    /// What the reader has taken of a CPU, in percent. None of one that ends before the pings do.
+    /// CPU use of the reader in percent. `None` if the reader ends before the pings do.
     reader: Option<f64>,
 }
 
@@ -144,7 +145,7 @@ fn ping(web: &PodNs, db: &PodNs) {
     web.ping_every(EVERY, db.v4(), PINGS, 56);
 }
 
-/// One case: what is captured of the pings.
+/// Runs one case: which of the pings are captured.
 fn capture(lab: &Lab, pods: &PodsFile, [web, db]: [&PodNs; 2], junk: &Junk, case: &Case) -> Sample {
     let mac = mac_text(web.eth0().mac);
     let mut spec = PodSpec::of(web).mirror("true").annotated("podmirror.io/target", "live");
@@ -156,7 +157,7 @@ fn capture(lab: &Lab, pods: &PodsFile, [web, db]: [&PodNs; 2], junk: &Junk, case
     pods.write(&[spec]);
     let mut tail = Tail::spawn(lab, &["capture", "--target", "live", case.keep, BUFFER, "--buffer", "16MiB"]);
     let fills_up = case.keep == LINEAR && case.filter.is_empty();
-    // Such a buffer can be full as soon as it reads.
+    // A buffer that stops when it is full can be full as soon as the reader starts.
     if !fills_up {
         tail.wait_until_it_reads(lab);
     }
@@ -168,7 +169,7 @@ fn capture(lab: &Lab, pods: &PodsFile, [web, db]: [&PodNs; 2], junk: &Junk, case
     let counts = lab.status();
     let lost = counts.taps.iter().map(|tap| tap.total("lost")).sum();
     let file = if fills_up { tail.wait() } else { tail.stop() };
-    // The next case begins with a new session.
+    // Removes the session, so that the next case begins with a new one.
     pods.write(&[PodSpec::of(web)]);
     lab.wait_status(|status| check(status.taps.is_empty(), || format!("{status:?}")));
     let is_ping = |frame: &[u8]| frame[12..14] == [8, 0] && frame[23] == 1 && frame[34] == 8;
@@ -181,7 +182,7 @@ fn mac_text(mac: Mac) -> String {
     mac.map(|byte| format!("{byte:02x}")).join(":")
 }
 
-/// Sends frames that no pod takes, from the pod and to it, on a CPU of its own, until it is stopped.
+/// Sends frames that no pod accepts, from the pod and to it, on a CPU of its own, until it is stopped.
 struct Junk {
     shared: Arc<Shared>,
     thread: JoinHandle<u64>,
@@ -190,7 +191,7 @@ struct Junk {
 #[derive(Default)]
 struct Shared {
     stop: AtomicBool,
-    /// Frames, and the ns that their `send` took.
+    /// Number of frames, and the ns spent in their `send`.
     sent: AtomicU64,
     took: AtomicU64,
 }
@@ -207,7 +208,7 @@ impl Junk {
         Self { shared, thread }
     }
 
-    /// The ns that a frame takes while `during` runs.
+    /// ns per frame while `during` runs.
     fn frame_ns(&self, during: impl FnOnce()) -> f64 {
         let now = || [&self.shared.took, &self.shared.sent].map(|of| of.load(Ordering::Relaxed));
         let before = now();
@@ -216,7 +217,7 @@ impl Junk {
         (took - before[0]) as f64 / (sent - before[1]) as f64
     }
 
-    /// How many frames it has sent, and how often it was late by a millisecond.
+    /// Returns the number of sent frames, and how often a frame was a millisecond late.
     fn stop(self) -> (u64, u64) {
         self.shared.stop.store(true, Ordering::Relaxed);
         let late = self.thread.join().unwrap();
@@ -233,7 +234,7 @@ fn send(sockets: &[FrameSocket; 2], shared: &Shared) -> u64 {
         let begin = Instant::now();
         let sent = (0..JUNK_PER_MS)
             .flat_map(|_| sockets)
-            // A full queue of the socket is the same as a frame less.
+            // If the socket's queue is full, the frame is simply not sent.
             .filter(|socket| socket.send(&frame).is_ok())
             .count();
         shared.took.fetch_add(begin.elapsed().as_nanos() as u64, Ordering::Relaxed);

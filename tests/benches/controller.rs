@@ -1,7 +1,8 @@
-//! The controller with 1000 simulated nodes and a real API server: how soon it has summed up, its writes, its memory, its
-//! CPU time. Run by `cargo xtask bench controller`. Prints, and a person reads.
+//! The controller with 1000 simulated nodes and a real API server: time until it has summed up, writes, memory, CPU
+//! time. Run by `cargo xtask bench controller`. Prints; a person judges.
 //!
-//! A node is its MirrorNode. In each minute each of them is written once with new counters, as agents with busy mirrors do.
+//! A node is simulated by its MirrorNode, which is written once a minute with new counters, as agents with busy mirrors
+//! do.
 
 #![expect(clippy::unwrap_used, reason = "a bench that cannot go on has failed")]
 #![expect(clippy::print_stdout, reason = "its output")]
@@ -19,14 +20,14 @@ use serde_json::{Value, json};
 
 const NODES: usize = 1000;
 const MIRRORS: usize = 100;
-/// Mirrors on each node: so each Mirror is on a tenth of the nodes.
+/// Mirrors on each node. Each Mirror is on a tenth of the nodes.
 const MIRRORS_OF_A_NODE: usize = 10;
 const PODS_OF_A_MIRROR: i64 = 5;
-/// The reports of nodes with busy mirrors: once a minute, for so long.
+/// Duration of the phase in which each node has busy mirrors and reports once a minute.
 const BUSY: Duration = Duration::from_secs(120);
 const MINUTE: Duration = Duration::from_secs(60);
 const IDLE: Duration = Duration::from_secs(30);
-/// How long anything here may take.
+/// Timeout for every wait.
 const PATIENCE: Duration = Duration::from_secs(120);
 const RESOURCES: &str = "/apis/podmirror.io/v1alpha1";
 const LABEL: &str = "podmirror-bench";
@@ -86,7 +87,7 @@ impl Bench {
         tell_memory("memory (RSS) after that", &controller);
 
         let (before, written) = (cpu_time(controller.pid()), self.writes());
-        // The last counters.
+        // Waits for the status with the last counters.
         thread::sleep(MINUTE);
         let late = self.writes() - written;
         let (idle, begun) = (cpu_time(controller.pid()), Instant::now());
@@ -99,7 +100,7 @@ impl Bench {
         controller.stop();
     }
 
-    /// Makes the Mirrors. Returns their UIDs.
+    /// Creates the Mirrors and returns their UIDs.
     fn make_mirrors(&self) -> Vec<String> {
         let mirror = |number| {
             json!({
@@ -123,7 +124,7 @@ impl Bench {
             .collect()
     }
 
-    /// Writes the MirrorNode of a node, in this minute, as its agent does.
+    /// Writes the MirrorNode of a node for this minute, as its agent does.
     fn report(&self, node: usize, uids: &[String], minute: i64) {
         let summary = |number: usize| {
             let mirror = (node + number * MIRRORS / MIRRORS_OF_A_NODE) % MIRRORS;
@@ -164,7 +165,7 @@ impl Bench {
         check(done == MIRRORS, || format!("{done} of {MIRRORS} are summed up"))
     }
 
-    /// How many statuses the controller has written.
+    /// Number of status writes of the controller.
     fn writes(&self) -> f64 {
         self.lab.metrics()["podmirror_controller_writes_total"]
     }
@@ -172,7 +173,8 @@ impl Bench {
 
 impl Drop for Bench {
     fn drop(&mut self) {
-        // The Mirrors go with their namespace. One request for all MirrorNodes: kubectl would send one for each.
+        // The Mirrors are deleted with their namespace. One request deletes all MirrorNodes; kubectl would send one for
+        // each.
         let words = format!("delete --raw {RESOURCES}/mirrornodes?labelSelector={LABEL}");
         if let Err(error) = self.api.try_kubectl(&words) {
             println!("MirrorNodes of the bench stay: {error}");

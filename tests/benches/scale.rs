@@ -1,8 +1,8 @@
-//! The agent on a node with many pods: how soon it taps, how soon a change takes effect, its memory, its CPU time. Run
-//! by `cargo xtask bench scale`. Prints, and a person reads.
+//! The agent on a node with many pods: time until pods are tapped, time until a change takes effect, memory, CPU time.
+//! Run by `cargo xtask bench scale`. Prints; a person judges.
 //!
-//! A pod is an object of a real API server, a network namespace with a veth, and a process in a cgroup: all that the
-//! agent sees of one. What depends on how pods are made is in `Node`.
+//! A pod is an object of a real API server, a network namespace with a veth, and a process in a cgroup: everything that
+//! the agent sees of a pod. `Node` contains everything that depends on how pods are made.
 
 #![expect(clippy::unwrap_used, reason = "a bench that cannot go on has failed")]
 #![expect(clippy::print_stdout, reason = "its output")]
@@ -24,22 +24,22 @@ use mirror_tests::{
 use serde_json::json;
 
 const PODS: usize = 250;
-/// Starts on a node without a tap.
+/// Number of starts on a node without a tap.
 const FRESH_STARTS: usize = 3;
-/// Starts on a node where an earlier agent has left its taps.
+/// Number of starts on a node where an earlier agent has left its taps.
 const RESTARTS: usize = 11;
-/// The pod whose annotation is changed, so often. All others have this filter.
+/// The pod whose annotation is changed repeatedly. All others have this filter.
 const CHANGED: usize = PODS / 2;
 const FILTER: &str = "tcp port 443 and not net 10.0.0.0/8";
 const CHANGES: usize = 150;
 /// Long enough for one tick of the loop (60 s).
 const IDLE: Duration = Duration::from_secs(65);
-/// How often a pod comes, how long it stays, and how many come.
+/// Interval between new pods, number of pods alive at a time, and number of pods in all.
 const CHURN: (Duration, usize, usize) = (Duration::from_millis(100), 20, 100);
-/// How long anything here may take.
+/// Timeout for every wait.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// The numbers of pods for which the agent is compared with itself; the last are more than it is measured with.
+/// Pod counts at which the agent's use is compared; the last one exceeds the count of the other measurements.
 const GROWTH: [usize; 5] = [1, 10, 100, PODS, 500];
 
 fn main() {
@@ -77,7 +77,7 @@ fn main() {
     node.lab.cleanup();
 }
 
-/// Prints what the agent needs for as many pods as there are.
+/// Prints the agent's use by the number of pods.
 fn growth(node: &Node) {
     node.lab.cleanup();
     let start = Instant::now();
@@ -96,7 +96,7 @@ fn growth(node: &Node) {
     agent.stop();
 }
 
-/// The memory in MiB of the maps that a process has open, as the kernel counts it (`memlock` in the file of each
+/// Memory in MiB of the maps that a process has open, as the kernel accounts it (`memlock` in the file of each
 /// descriptor, proc_pid_fdinfo(5)).
 fn map_memory(pid: u32) -> f64 {
     let files = fs::read_dir(format!("/proc/{pid}/fdinfo")).unwrap();
@@ -106,7 +106,7 @@ fn map_memory(pid: u32) -> f64 {
             let line = text.lines().find_map(|line| line.strip_prefix(key))?;
             line.trim().parse::<u64>().ok()
         };
-        // A program has `memlock`, too.
+        // A program also has `memlock`.
         if let (Some(id), Some(bytes)) = (value("map_id:"), value("memlock:")) {
             maps.insert(id, bytes);
         }
@@ -114,7 +114,7 @@ fn map_memory(pid: u32) -> f64 {
     maps.values().sum::<u64>() as f64 / f64::from(1 << 20)
 }
 
-/// How soon everything is tapped, on a fresh node and after an earlier agent.
+/// Time until everything is tapped, on a fresh node and after an earlier agent.
 fn starts(node: &Node) {
     let (mut first, mut all, mut again) = (Vec::new(), Vec::new(), Vec::new());
     for _ in 0..FRESH_STARTS {
@@ -125,7 +125,7 @@ fn starts(node: &Node) {
         first.push(ms(start.elapsed()));
         node.wait_until_ready();
         all.push(ms(start.elapsed()));
-        // The agent is ready before its log has been read.
+        // The agent can be ready before the bench has read its log.
         eventually(PATIENCE, || {
             let tapped = agent.log_with(&["\"mirroring\""]).len();
             check(tapped == PODS, || format!("{tapped} of {PODS}"))
@@ -144,7 +144,7 @@ fn starts(node: &Node) {
     tell("restart to its programs at all hooks, ms", again);
 }
 
-/// How soon the annotation of a pod takes effect: from the request for it to the pod's packets.
+/// Time until a changed annotation takes effect: from the request to the pod's packets.
 fn changes(node: &Node, agent: &Agent) {
     let mirror = node.lab.node().listener("mirror0");
     let _senders = [
@@ -156,7 +156,8 @@ fn changes(node: &Node, agent: &Agent) {
         node.annotate(CHANGED, "false");
         let gone = "no longer mirroring";
         eventually(PATIENCE, || check(agent.log_with(&[gone]).len() > change, || format!("no {gone:?}")));
-        // No rhythm of the agent's or the kernel's; and what was copied before is not for the next change.
+        // The varying pause avoids locking onto a period of the agent or the kernel, and keeps earlier copies out of
+        // the next change.
         thread::sleep(Duration::from_millis(60 + (change as u64 * 7) % 40));
         while mirror.receive(&mut [0; 64], Duration::from_micros(1)).is_ok() {}
 
@@ -177,7 +178,7 @@ fn changes(node: &Node, agent: &Agent) {
     tell("annotation to the first copies of both directions, ms", both);
 }
 
-/// Pods come and go.
+/// Measures the agent while pods are created and deleted.
 fn churn(node: &mut Node) {
     let (every, stay, count) = CHURN;
     let start = Instant::now();
@@ -200,7 +201,7 @@ struct Node {
     lab: Lab,
 }
 
-/// All that the agent sees of a pod. The process goes first.
+/// Everything that the agent sees of a pod. The process is dropped first.
 struct Pod {
     _process: Container,
     netns: Netns,
@@ -209,14 +210,14 @@ struct Pod {
 impl Node {
     fn new() -> Self {
         let lab = Lab::new("bench-scale");
-        // Nothing is sent but by the bench.
+        // Only the bench sends packets.
         lab.node().sysctl("ipv6/conf/default/disable_ipv6", "1");
         let mode = if AttachMode::Tcx.is_applicable() { AttachMode::Tcx } else { AttachMode::Clsact };
         let api = Api::new(&lab, "bench-scale");
         Self { pods: BTreeMap::new(), proxy: Proxy::start(&api), api, mode, lab }
     }
 
-    /// Makes a pod that is to be mirrored.
+    /// Creates a pod that is to be mirrored.
     fn add(&mut self, number: usize) {
         let netns = Netns::new(&format!("{}-{number}", self.lab.node().name()));
         netns.sysctl("ipv6/conf/default/disable_ipv6", "1");
@@ -233,13 +234,11 @@ impl Node {
         self.pods.insert(number, Pod { _process: process, netns });
     }
 
-    /// Takes a pod away.
     fn remove(&mut self, number: usize) {
         self.ask("DELETE", &format!("/{}", name(number)), "application/json", "");
         self.pods.remove(&number);
     }
 
-    /// Changes a pod's annotation.
     fn annotate(&self, number: usize, value: &str) {
         let patch = json!({ "metadata": { "annotations": { "podmirror.io/mirror": value } } });
         let path = format!("/{}", name(number));
@@ -263,7 +262,7 @@ impl Node {
         });
     }
 
-    /// The agent's CPU time while `work` goes on, as a share of one core.
+    /// CPU time of the agent while `work` runs, as a share of one core.
     fn cpu_while(&mut self, agent: &Agent, work: impl FnOnce(&mut Self)) -> f64 {
         let used = || cpu_time(agent.pid());
         let (before, start) = (used(), Instant::now());
@@ -277,12 +276,12 @@ fn name(pod: usize) -> String {
     format!("pod{pod}")
 }
 
-/// The node's end of a pod's veth.
+/// Name of the node side of a pod's veth.
 fn device(pod: usize) -> String {
     format!("veth{pod}")
 }
 
-/// Which way a frame of the bench goes.
+/// Direction of a frame of the bench.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Way {
     FromPod = 1,
@@ -307,7 +306,7 @@ impl Way {
     }
 }
 
-/// Sends a frame each half millisecond, until it is dropped.
+/// Sends a frame every half millisecond until it is dropped.
 struct Sender {
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,

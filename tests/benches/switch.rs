@@ -1,11 +1,11 @@
-//! The mirror of Open vSwitch, which is the reference's, beside podmirror: both for a pod on one bridge of Open vSwitch.
-//! Run by `cargo xtask bench switch`, in a guest whose kernel has the datapath and dummy devices.
+//! The mirror of Open vSwitch, which the reference solution uses, compared with podmirror: both for a pod on one bridge
+//! of Open vSwitch. Run by `cargo xtask bench switch`, in a guest whose kernel has the datapath and dummy devices.
 //!
-//! What is timed is the sender of UDP datagrams between two pods, and a round trip. The contestants take turns in every
-//! round, in a random order, and what is compared is the ratio to no mirror within a round. The guest's CPU is emulated:
-//! its times mean nothing, and a ratio is a hint.
+//! Measured are the sender of UDP datagrams between two pods, and a round trip. The contestants take turns in every
+//! round, in a random order, and the ratio to no mirror within a round is compared. The guest's CPU is emulated:
+//! absolute times mean nothing, and a ratio is only a hint.
 //!
-//! Times nothing for a verdict: it prints, and a person reads.
+//! No time is a pass or fail: the bench prints, and a person judges.
 
 #![expect(clippy::unwrap_used, reason = "a bench that cannot go on has failed")]
 #![expect(clippy::print_stdout, reason = "its output")]
@@ -25,7 +25,7 @@ use self::figures::report;
 
 const ROUNDS: usize = 15;
 const BRIDGE: &str = "br-ovs";
-/// Where Open vSwitch's copies go: an internal port, as the reference makes one.
+/// Output port of Open vSwitch's mirror: an internal port, as in the reference solution.
 const PORT: &str = "copies0";
 
 const OFF: &str = "off";
@@ -34,13 +34,13 @@ const OURS: &str = "podmirror";
 const THEIRS: &str = "Open vSwitch";
 const CONTESTANTS: [&str; 4] = [OFF, AGAIN, OURS, THEIRS];
 
-/// Bytes of a datagram, and how many are sent in a turn.
+/// Bytes of a datagram, and number of datagrams per turn.
 const SIZES: [(usize, u32); 3] = [(64, 4000), (1024, 4000), (4096, 1500)];
-/// Round trips of a turn, each of 64 bytes.
+/// Round trips per turn, each of 64 bytes.
 const ROUND_TRIPS: u32 = 500;
-/// The sizes, and the round trip.
+/// Number of figures: the sizes, and the round trip.
 const FIGURES: usize = SIZES.len() + 1;
-/// What is sent ahead of each of them, and not timed: the switch learns the flow.
+/// Untimed packets before each figure: the switch learns the flow.
 const WARM_UP: u32 = 100;
 
 fn main() {
@@ -58,7 +58,7 @@ fn main() {
         ports += &format!(" -- add-port {BRIDGE} {}", pod.veth_host());
     }
     switch.run(&ports);
-    // Nothing is flooded, so that what gets to the port of the copies is a copy.
+    // The switch floods nothing, so every packet at the output port is a copy.
     for (from, to) in [(&web, &db), (&db, &web)] {
         let flow = format!("in_port={},actions=output:{}", from.veth_host(), to.veth_host());
         switch.run(&format!("ovs-ofctl add-flow {BRIDGE} {flow}"));
@@ -115,13 +115,13 @@ impl Rig<'_> {
         self.mirror(name);
         let figures = self.measure();
         let now = self.copies();
-        // The daemon changes some flows a little after the configuration, so a few more packets can be copied.
+        // The daemon changes some flows shortly after the configuration, so a few packets more or less can be copied.
         let is_copied = [0, 1].map(|who| now[who] - before[who] > u64::from(ROUND_TRIPS));
         assert_eq!(is_copied, [name == OURS, name == THEIRS], "{name}: {before:?}, now {now:?}");
         figures
     }
 
-    /// Has this contestant mirror, and no other.
+    /// Turns on the mirror of this contestant and turns off all others.
     fn mirror(&self, name: &str) {
         let Self { lab, switch, pods, web, db } = self;
         let (value, mirrored) =
@@ -138,7 +138,7 @@ impl Rig<'_> {
         } else {
             switch.run(&format!("ovs-vsctl clear bridge {BRIDGE} mirrors"));
         }
-        // Otherwise the daemon leaves the flows that the kernel has as they are, as long as there are packets.
+        // Otherwise the daemon keeps the flows in the kernel as they are, as long as packets arrive.
         switch.forget_flows();
         eventually(SOON, || {
             let [_, before] = self.copies();
@@ -149,14 +149,14 @@ impl Rig<'_> {
         });
     }
 
-    /// The copies so far: ours, and those of Open vSwitch.
+    /// Copies so far: podmirror's, and those of Open vSwitch.
     fn copies(&self) -> [u64; 2] {
         let count = |device: &str, of: &str| {
             let link = self.lab.node().ip(&format!("-j -s link show dev {device}"));
             let link: serde_json::Value = serde_json::from_str(&link).unwrap();
             link[0]["stats64"][of]["packets"].as_u64().unwrap()
         };
-        // What the switch sends to an internal port, the node receives.
+        // A packet that the switch sends to an internal port is received by the node.
         [count(MIRROR, "tx"), count(PORT, "rx")]
     }
 
@@ -195,7 +195,7 @@ impl Rig<'_> {
     }
 }
 
-/// ns of one of so many calls.
+/// ns per call, over `times` calls.
 fn timed(times: u32, mut call: impl FnMut()) -> f64 {
     (0..WARM_UP).for_each(|_| call());
     let start = Instant::now();

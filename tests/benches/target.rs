@@ -1,18 +1,18 @@
-//! ns per packet by the kind of the target, whole and cut: an agent, and a pod for each of them. Run by
-//! `cargo xtask bench target`.
+//! ns per packet by kind of target, for whole and cut copies: one agent, and one pod per target. Run by `cargo xtask
+//! bench target`.
 //!
-//! What is timed is the whole path: frames that a pod sends through its veth, until the node has dropped them and has
-//! given the copies away. The built agent mirrors each pod in its own way. Two pods are not mirrored: one has no
-//! program, and one has a program that makes a bare copy with `bpf_clone_redirect` and nothing else. The pods take turns
-//! in every round, and what is compared is the ratio within a round; medians and quartiles are over the rounds.
+//! The whole path is timed: frames that a pod sends through its veth, until the node has dropped them and has handed
+//! over the copies. The built agent mirrors each pod to a different target. Two pods are not mirrored: one has no
+//! program, and one has a program that only makes a bare copy with `bpf_clone_redirect`. The pods take turns in every
+//! round, and the ratios within a round are compared; medians and quartiles are over the rounds.
 //!
-//! Other pods have a NIC that leads past the node, so they are tapped inside: their copies leave by the exit and the hub.
-//! They are compared with a bare clone inside a pod, to a device of the pod.
+//! Other pods have a NIC whose packets bypass the node, so they are tapped inside: their copies leave by the relay
+//! device (`exit`) and the relay hub. They are compared with a bare clone inside a pod, to a device of the pod.
 //!
-//! The time of receivers is not measured: nobody captures, and the packets of tunnels are dropped behind the node's
-//! uplink. The reader of the stream runs on another CPU. The bench `packet` has what the programs cost alone.
+//! The receivers' time is not measured: nothing captures, and the tunnels' packets are dropped after the node's uplink.
+//! The reader of the stream runs on another CPU. The bench `packet` measures the programs alone.
 //!
-//! Times nothing for a verdict: it prints, and a person reads.
+//! No time is a pass or fail: the bench prints, and a person judges.
 
 #![expect(clippy::unwrap_used, reason = "a bench that cannot go on has failed")]
 #![expect(clippy::print_stdout, reason = "its output")]
@@ -41,12 +41,11 @@ use self::{
     },
 };
 
-/// A kind of target.
 #[derive(Clone, Copy)]
 struct Kind {
     name: &'static str,
     destination: &'static str,
-    /// The kernel's word for the device of a tunnel. Not every kernel has it.
+    /// The kernel's name for the tunnel's device type. Some kernels lack it.
     tunnel: Option<&'static str>,
 }
 
@@ -60,7 +59,7 @@ impl Kind {
     }
 }
 
-/// The tunnels leave super-frames whole, as the node's own packets.
+/// The tunnels leave super-frames whole, as the node's own packets are.
 const KINDS: [Kind; 7] = [
     Kind::on_the_node("interface", "ids0"),
     Kind::on_the_node(STREAM, "stream"),
@@ -74,7 +73,7 @@ const STREAM: &str = "stream";
 /// The pods that are not mirrored.
 const NOTHING: &str = "no program";
 const BARE: &str = "bare clone";
-/// The pods that are tapped inside, by the target of their mirror.
+/// Pods that are tapped inside, with the target of their mirror.
 const INSIDE: [(&str, Option<Kind>); 4] = [
     ("inside: no program", None),
     (BARE_INSIDE, None),
@@ -82,16 +81,16 @@ const INSIDE: [(&str, Option<Kind>); 4] = [
     ("inside: stream", Some(KINDS[1])),
 ];
 const BARE_INSIDE: &str = "inside: bare clone";
-/// The target of the bare clone: a mirror interface as the agent makes it, which no mirror names.
+/// Target of the bare clone: a mirror interface as the agent creates it, which no mirror uses.
 const BARE_TARGET: &str = "bare=bare0";
 
-/// Bytes of a frame, and how many a pod sends in a round: fewer than the ring of the stream holds, so that its reader
-/// takes all of them, however late it is.
+/// Bytes of a frame, and frames per pod and round. The stream's ring holds more frames than this, so its reader gets
+/// all of them, however late it is.
 const SIZES: [(usize, u32); 3] = [(FRAME, 100_000), (LONG_FRAME, 25_000), (SUPER_FRAME, 1_200)];
 const RING: &str = "64MiB";
-/// How long the reader of the stream gets behind its turn, so that it does not run beside other candidates.
+/// Time for the stream's reader to finish after its turn, so that it does not run beside other candidates.
 const READER: Duration = Duration::from_millis(100);
-/// The device by which the tunnels' packets leave. The segments of super-frames fit into its MTU, with all headers.
+/// The device by which the tunnels' packets leave. Its MTU has room for the segments of super-frames with all headers.
 const UPLINK: &str = "up0";
 const UPLINK_MTU: u32 = 9000;
 
@@ -114,7 +113,7 @@ fn main() {
     lab.cleanup();
 }
 
-/// Prints the medians, as docs/speed.md has them.
+/// Prints the medians in the form of docs/speed.md.
 fn summary(names: &[&str], base: &str, measured: &[Vec<Vec<f64>>]) {
     let base = names.iter().position(|name| *name == base).unwrap();
     println!("| target | {} |", SIZES.map(|(bytes, _)| format!("{bytes} bytes")).join(" | "));
@@ -140,7 +139,7 @@ struct Rig {
     _bare: [(Ebpf, SchedClassifierLink); 2],
 }
 
-/// A pod that takes its turn.
+/// A pod that takes turns.
 struct Candidate {
     name: String,
     pod: PodNs,
@@ -160,7 +159,7 @@ impl Candidate {
         Self { name: name.to_owned(), pod, mirror: mirror.map(|kind| (kind, 0)), is_inside: true }
     }
 
-    /// The pod with its annotations.
+    /// The pod's entry in the pods file, with its annotations.
     fn spec(&self) -> PodSpec {
         let spec = PodSpec::of(&self.pod);
         let spec = if self.is_inside { spec.annotated("podmirror.io/nics", "eth0") } else { spec };
@@ -212,7 +211,7 @@ impl Rig {
         let targets = targets.iter().map(String::as_str).chain([BARE_TARGET]);
         let flags: Vec<_> = targets.flat_map(|target| ["--target", target]).collect();
 
-        // The agent and the reader are to run on another CPU than the pods.
+        // The agent and the reader must not run on the pods' CPU.
         pin_to_cpu(1);
         let agent = Agent::run(lab, AttachMode::Tcx, &PodsFile::new(lab, &specs), &flags);
         let mirrored = candidates.iter().filter(|candidate| candidate.mirror.is_some()).count();
@@ -241,7 +240,7 @@ impl Rig {
         Self { candidates, agent, reader, _ids: ids, _switch: switch, _bare: bare }
     }
 
-    /// ns per frame of so many bytes that a pod sends.
+    /// ns per frame of `bytes` bytes that a pod sends.
     fn time(&self, name: &str, bytes: usize, times: u32) -> f64 {
         let Candidate { pod, mirror, .. } =
             self.candidates.iter().find(|candidate| candidate.name == name).unwrap();
@@ -277,14 +276,14 @@ impl Rig {
         println!("{copies} copies; {by_tunnel} of them into tunnels, and {sent} packets left by the uplink");
     }
 
-    /// Ends the reader and the agent.
+    /// Stops the reader and the agent.
     fn end(self) {
         self.reader.interrupt();
         self.agent.stop();
     }
 }
 
-/// Puts a program that clones to a device, and does nothing else, at a hook of another device.
+/// Attaches a program that clones to a device, and does nothing else, to a hook of another device.
 fn bare_clone(netns: &Netns, device: &str, target: &str, hook: TcAttachType) -> (Ebpf, SchedClassifierLink) {
     let index = |name: &str| netns.enter(|| nix::net::if_::if_nametoindex(name)).unwrap();
     let mut probes = EbpfLoader::new()

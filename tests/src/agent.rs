@@ -24,7 +24,7 @@ pub enum AttachMode {
 }
 
 impl AttachMode {
-    /// The word for the mode in the flag and in the status.
+    /// Name of the mode in the flag and in the status.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Tcx => "tcx",
@@ -56,7 +56,7 @@ impl Agent {
         Self::start(lab, &[&["attach", "--attach", mode.name()][..], arguments].concat())
     }
 
-    /// Starts any command that runs until it is stopped.
+    /// Starts any agent command that runs until it is stopped.
     pub fn start(lab: &Lab, arguments: &[&str]) -> Self {
         Self::with_environment(lab, arguments, &[])
     }
@@ -73,13 +73,13 @@ impl Agent {
         Self { process: Process::start(&mut command) }
     }
 
-    /// As [`Agent::run`], by a program that gets the agent's command line after its own.
+    /// As [`Agent::run`], through a program that takes the agent's command line after its own arguments.
     pub fn run_by(runner: &[&str], lab: &Lab, mode: AttachMode, pods: &PodsFile, arguments: &[&str]) -> Self {
         let words = ["run", "--pods-from", pods.path(), "--attach", mode.name(), "--log-format", "json"];
         Self { process: Process::start(&mut lab.agent_by(runner, &[&words[..], arguments].concat())) }
     }
 
-    /// Whether it has ended.
+    /// Whether the agent has ended.
     pub fn has_ended(&mut self) -> bool {
         self.process.ended().is_some()
     }
@@ -98,7 +98,7 @@ impl Agent {
         });
     }
 
-    /// Its log so far, one JSON object a line.
+    /// The log so far, one JSON object per line.
     pub fn log(&self) -> Vec<String> {
         self.process.lines()
     }
@@ -116,7 +116,7 @@ impl Agent {
         })
     }
 
-    /// Does something in one moment of the agent: it sees the state before, or the state afterwards.
+    /// Applies a change while the agent is stopped, so that the agent sees either the state before or the state after.
     #[track_caller]
     pub fn meanwhile_paused(&self, change: impl FnOnce()) {
         self.process.pause();
@@ -143,20 +143,20 @@ impl Agent {
         assert_eq!(status.code(), Some(0), "{:#?}", self.log());
     }
 
-    /// Sends SIGTERM, if it has not ended, and waits for the end.
+    /// Sends SIGTERM, if the agent has not ended, and waits for the end.
     #[track_caller]
     pub fn end(mut self) -> ExitStatus {
         self.process.end(Signal::SIGTERM)
     }
 
-    /// Kills the agent by SIGKILL, so that it cannot do anything more.
+    /// Kills the agent by SIGKILL, so that it cannot clean up.
     #[track_caller]
     pub fn kill(mut self) {
         assert!(self.process.ended().is_none(), "the agent has ended by itself: {:#?}", self.log());
         self.process.end(Signal::SIGKILL);
     }
 
-    /// Waits until no thread of the agent loads programs, which takes a descriptor at its end.
+    /// Waits until no thread of the agent loads programs; loading takes a descriptor at its end.
     #[track_caller]
     pub fn wait_until_loaded(&self) {
         eventually(SOON, || {
@@ -201,7 +201,7 @@ impl Lab {
         self.agent_by(&[], arguments)
     }
 
-    /// As [`Lab::agent`], by a program that gets the agent's command line after its own.
+    /// As [`Lab::agent`], through a program that takes the agent's command line after its own arguments.
     pub fn agent_by(&self, runner: &[&str], arguments: &[&str]) -> Command {
         let words: Vec<_> = runner.iter().map(OsString::from).chain([binary().into()]).collect();
         let mut command = self.node().command(&words[0]);
@@ -218,7 +218,7 @@ impl Lab {
     /// Runs a command of the agent, and waits for its end.
     #[track_caller]
     pub fn agent_exit(&self, arguments: &[&str]) -> Exit {
-        // A file, not a pipe: nobody has to read it while the command runs.
+        // A file, not a pipe: nothing has to read it while the command runs.
         let mut stdout = tempfile::tempfile_in(self.files()).unwrap();
         let mut process = Process::start(self.agent(arguments).stdout(stdout.try_clone().unwrap()));
         let code = process.wait().code();
@@ -244,7 +244,7 @@ impl Lab {
     /// As [`Lab::status`]. An error if no agent has set anything up yet.
     pub fn try_status(&self) -> Result<Status, String> {
         let mut status = self.status_value()?;
-        // It follows the clock and the NICs, so it would differ between two statuses of the same state.
+        // Coverage depends on time and on NIC counters, so it would differ between two statuses of the same state.
         status["notes"].as_object_mut().map(|notes| notes.remove("coverage"));
         serde_json::from_value(status.clone()).map_err(|error| panic!("{error}: {status}"))
     }
@@ -274,7 +274,7 @@ impl Lab {
         })
     }
 
-    /// Waits until exactly these pods have a tap on the node's end of `eth0`, and the mirror interface is up.
+    /// Waits until exactly these pods have a tap on the node side of `eth0`, and the mirror interface is up.
     #[track_caller]
     pub fn wait_mirrored(&self, pods: &[&PodNs]) -> Status {
         let devices: Vec<&str> = pods.iter().map(|pod| pod.veth_host()).collect();

@@ -1,8 +1,8 @@
 //! Connects a real API server and a node of the test, which is one of the server's nodes.
 //!
-//! There is no kubelet. The story itself makes the namespaces and processes of its pods, and creates the pods at the
-//! API server. `cargo xtask test --level api` starts the server. Each story has an agent and a node of its own, so
-//! stories run in parallel.
+//! There is no kubelet. The story itself creates the namespaces and processes of its pods, and the pods at the API
+//! server. `cargo xtask test --level api` starts the server. Each story has an agent and a node of its own, so stories
+//! run in parallel.
 
 use std::ops::Deref;
 
@@ -59,14 +59,14 @@ impl Api {
         self.start(lab, pod)
     }
 
-    /// Starts a process of the pod with the name of `pod`, which the API server must have.
+    /// Starts a process of the pod named as `pod`, which must exist at the API server.
     #[track_caller]
     pub fn start(&self, lab: &Lab, pod: &PodNs) -> Container {
         let uid = self.kubectl(&format!("get pod {} -o jsonpath={{.metadata.uid}}", pod.name()));
         lab.container(pod.netns(), &format!("kubepods/burstable/pod{uid}/1"))
     }
 
-    /// Changes how the relay treats the traffic between the node and the API server. The story's own `kubectl` does not
+    /// Sets how the relay treats the traffic between the node and the API server. The story's own `kubectl` does not
     /// use the relay.
     pub fn set_way(&self, way: Way) {
         self.relay.set(way);
@@ -83,7 +83,7 @@ impl Api {
         LaggingApi::start(&self.kubectl)
     }
 
-    /// Closes the node's connections, and connects new ones to another API server, as a load balancer does.
+    /// Closes the node's connections, and directs new ones to another API server, as a load balancer does.
     pub fn lead_to(&self, server: &LaggingApi) {
         self.relay.lead_to(server.address());
     }

@@ -23,7 +23,7 @@ use aya::{
 
 use crate::{AttachMode, Lab, Netns};
 
-/// The ids of BPF objects. The kernel does not reuse an id soon, so if an id does not exist, its object does not exist.
+/// The ids of BPF objects. The kernel does not reuse an id soon, so an id that does not exist means a deleted object.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct BpfObjects {
     /// Maps.
@@ -35,8 +35,8 @@ pub struct BpfObjects {
 }
 
 impl BpfObjects {
-    /// The objects that an agent has pinned on the node, the programs that are attached by pinned links or use pinned maps,
-    /// and the programs of filters.
+    /// Collects the objects that an agent has pinned on the node, the programs that pinned links attach or that use
+    /// pinned maps, and the programs of filters.
     pub fn of(lab: &Lab) -> Self {
         let mut objects = Self::default();
         let ours = lab.bpffs().join("podmirror");
@@ -64,15 +64,15 @@ impl BpfObjects {
         objects
     }
 
-    /// Opens every link that is pinned below the node's directory, as another process may do. A link that a process
+    /// Opens every link that is pinned below the node's directory, as another process could. A link that a process
     /// holds outlives its pin.
     pub fn hold_links(lab: &Lab) -> Vec<OwnedFd> {
         let is_link = |pin: &PathBuf| pin.parent().is_some_and(|directory| directory.ends_with("links"));
         lab.pins().iter().filter(|pin| is_link(pin)).map(|pin| open_pin(pin).unwrap()).collect()
     }
 
-    /// Detaches every link that is pinned below the node's directory, as another process may do (`BPF_LINK_DETACH`). The
-    /// pins stay. Returns how many there are.
+    /// Detaches every link that is pinned below the node's directory, as another process could (`BPF_LINK_DETACH`). The
+    /// pins stay. Returns the number of links.
     pub fn detach_links(lab: &Lab) -> usize {
         const BPF_LINK_DETACH: libc::c_int = 34;
         let links = Self::hold_links(lab);
@@ -101,7 +101,7 @@ impl BpfObjects {
 /// The type of a map (include/uapi/linux/bpf.h).
 const PROGRAM_ARRAY: u32 = 3;
 
-/// The kernel's ids of the programs in a pinned array of programs, by their places. aya does not read such an array.
+/// The kernel's ids of the programs in a pinned program array, by index. aya does not read such an array.
 pub fn programs_in(pin: &Path) -> BTreeMap<u32, u32> {
     /// The part of `union bpf_attr` that the command reads.
     #[repr(C)]
@@ -123,8 +123,8 @@ pub fn programs_in(pin: &Path) -> BTreeMap<u32, u32> {
             value: (&raw mut id).expose_provenance() as u64,
             flags: 0,
         };
-        // SAFETY: the kernel reads as many bytes as it is told, and the number behind the key; it writes that behind the
-        // value.
+        // SAFETY: the kernel reads the given number of bytes, and the key through its pointer; it writes the number
+        // through the pointer of the value.
         let code = unsafe {
             libc::syscall(libc::SYS_bpf, BPF_MAP_LOOKUP_ELEM, &raw const lookup, size_of::<Lookup>())
         };
@@ -146,7 +146,7 @@ fn open_pin(path: &Path) -> io::Result<OwnedFd> {
     const BPF_OBJ_GET: libc::c_int = 7;
     let path = CString::new(path.as_os_str().as_bytes())?;
     let attr = ObjGet { pathname: path.as_ptr().addr() as u64, bpf_fd: 0, file_flags: 0 };
-    // SAFETY: the kernel reads as many bytes as it is told and the string behind the pointer; the descriptor is new.
+    // SAFETY: the kernel reads the given number of bytes and the string at the pointer; the descriptor is new.
     unsafe {
         match libc::syscall(libc::SYS_bpf, BPF_OBJ_GET, &raw const attr, size_of::<ObjGet>()) {
             -1 => Err(io::Error::last_os_error()),
@@ -155,12 +155,13 @@ fn open_pin(path: &Path) -> io::Result<OwnedFd> {
     }
 }
 
-/// A program on a device of the node that is not ours. It counts the packets at both hooks and lets them pass. It is
-/// removed on drop.
+/// Another program on a device of the node, not podmirror's. It counts the packets at both hooks and lets them pass. It
+/// is detached on drop.
 #[derive(Debug)]
 pub struct Neighbour {
     ebpf: Ebpf,
-    /// The namespace of the device if it is attached by filters: the kernel removes them there only, and links anywhere.
+    /// The device's namespace if the program is attached by filters: the kernel removes filters only from there, but
+    /// links from anywhere.
     filters: Option<Netns>,
 }
 
@@ -170,7 +171,7 @@ impl Drop for Neighbour {
         netns.enter(|| {
             for (_, program) in ebpf.programs_mut() {
                 if let Program::SchedClassifier(program) = program {
-                    // The device may have gone.
+                    // The device may no longer exist.
                     let _ = program.unload();
                 }
             }
@@ -179,7 +180,7 @@ impl Drop for Neighbour {
 }
 
 impl Neighbour {
-    /// Attaches it by filters of the clsact qdisc, which must be there, with this priority.
+    /// Attaches the program by filters of the clsact qdisc, which must exist, with this priority.
     #[track_caller]
     pub fn attach_clsact(lab: &Lab, device: &str, priority: u16) -> Self {
         Self::attach(lab, device, |attach_type| TcAttach::Netlink {
@@ -188,19 +189,19 @@ impl Neighbour {
         })
     }
 
-    /// Attaches it by TCX, behind the programs that are there.
+    /// Attaches the program by TCX, after the present programs.
     #[track_caller]
     pub fn attach_tcx(lab: &Lab, device: &str) -> Self {
         Self::attach(lab, device, |attach_type| TcAttach::Tcx { attach_type, order: LinkOrder::last() })
     }
 
-    /// Attaches it by TCX, ahead of the programs that are there.
+    /// Attaches the program by TCX, before the present programs.
     #[track_caller]
     pub fn attach_tcx_first(lab: &Lab, device: &str) -> Self {
         Self::attach(lab, device, |attach_type| TcAttach::Tcx { attach_type, order: LinkOrder::first() })
     }
 
-    /// Attaches a program by TCX, ahead of the programs that are there, that ends the chain for every packet.
+    /// Attaches by TCX, before the present programs, a program that ends the chain for every packet.
     #[track_caller]
     pub fn with_the_last_word(lab: &Lab, device: &str) -> Self {
         Self::attach_program("last_word", 0, lab, device, |attach_type| TcAttach::Tcx {
@@ -209,20 +210,20 @@ impl Neighbour {
         })
     }
 
-    /// Attaches a program that hands every packet that `device` receives to the NIC at the other end of `to`, so that the
-    /// packet does not pass `to`, as eBPF host routing does. With TCX where the kernel has it.
+    /// Attaches a program that hands every packet that `device` receives to the NIC that is the peer of `to`, so that
+    /// the packet does not pass `to`, as eBPF host routing does. Uses TCX where the kernel has it.
     #[track_caller]
     pub fn behind(lab: &Lab, device: &str, to: &str) -> Self {
         Self::last_at("behind", own_mode(), TcAttachType::Ingress, lab.ifindex(to), lab, device)
     }
 
-    /// The same, by a program with a name that Cilium's has, attached in this way.
+    /// The same, by a program with one of Cilium's names, attached in this mode.
     #[track_caller]
     pub fn of_cilium(lab: &Lab, mode: AttachMode, device: &str, to: &str) -> Self {
         Self::last_at("cil_from_container", mode, TcAttachType::Ingress, lab.ifindex(to), lab, device)
     }
 
-    /// Attaches a program with a name that Cilium's has, which lets every packet pass. With TCX where the kernel has it.
+    /// Attaches a program with one of Cilium's names that lets every packet pass. Uses TCX where the kernel has it.
     #[track_caller]
     pub fn named_as_ciliums(lab: &Lab, device: &str) -> Self {
         Self::last_at("cil_to_container", own_mode(), TcAttachType::Egress, 0, lab, device)
@@ -243,16 +244,16 @@ impl Neighbour {
         Self::attach_at(program, &[hook], target, lab, device, in_way(mode, LinkOrder::last))
     }
 
-    /// Attaches a program that clones every packet to the device `target` of the node, and does nothing else. With TCX
-    /// where the kernel has it, else by clsact, whose qdisc must be there.
+    /// Attaches a program that only clones every packet to the device `target` of the node. Uses TCX where the kernel
+    /// has it, else clsact, whose qdisc must exist.
     #[track_caller]
     pub fn that_clones(lab: &Lab, device: &str, target: &str) -> Self {
         let target = lab.ifindex(target);
         Self::attach_program("bare_clone", target, lab, device, in_way(own_mode(), LinkOrder::first))
     }
 
-    /// Attaches this program to a device of any namespace: at both hooks of tc, ahead of the programs that are there, or by
-    /// XDP. An error if there is no such device, or no more room.
+    /// Attaches this program to a device of any namespace: at both tc hooks, before the present programs, or by XDP.
+    /// Fails if there is no such device, or no more room.
     pub fn inside(netns: &Netns, device: &str, name: &str) -> Result<Self, ProgramError> {
         let mut ebpf = EbpfLoader::new().load(aya::include_bytes_aligned!(env!("PODMIRROR_PROBES"))).unwrap();
         let device = CString::new(device).unwrap();
@@ -273,8 +274,8 @@ impl Neighbour {
         Ok(Self { ebpf, filters: None })
     }
 
-    /// Attaches a program to what a device of any namespace sends. It puts the last two bytes of a frame's number (see
-    /// [`Frame::filled`](crate::Frame::filled)) into `tc_index`. It is ahead of the programs that are there.
+    /// Attaches a program to the egress of a device of any namespace, before the present programs. It writes the last
+    /// two bytes of a frame's number (see [`Frame::filled`](crate::Frame::filled)) to `tc_index`.
     #[track_caller]
     pub fn that_marks(netns: &Netns, device: &str) -> Self {
         let mut ebpf = EbpfLoader::new().load(aya::include_bytes_aligned!(env!("PODMIRROR_PROBES"))).unwrap();
@@ -284,7 +285,7 @@ impl Neighbour {
             AttachMode::Tcx => TcAttach::Tcx { attach_type: TcAttachType::Egress, order: LinkOrder::first() },
             AttachMode::Clsact => {
                 netns.try_run(&format!("tc qdisc add dev {device} clsact"));
-                // Of filters with the same priority, the last one comes first.
+                // Of filters with the same priority, the newest runs first.
                 let options = NlOptions { priority: 1, ..NlOptions::default() };
                 TcAttach::Netlink { parent: TcAttachType::Egress.into(), options }
             }
@@ -346,12 +347,12 @@ impl Neighbour {
     }
 }
 
-/// The kernel's own way to attach.
+/// The mode that the kernel prefers.
 fn own_mode() -> AttachMode {
     if AttachMode::Tcx.is_applicable() { AttachMode::Tcx } else { AttachMode::Clsact }
 }
 
-/// By TCX, at this place in the chain; or by a filter of the clsact qdisc.
+/// Attaches by TCX, at this position in the chain, or by a filter of the clsact qdisc.
 fn in_way(mode: AttachMode, order: fn() -> LinkOrder) -> impl Fn(TcAttachType) -> TcAttach + Sync {
     move |attach_type| match mode {
         AttachMode::Tcx => TcAttach::Tcx { attach_type, order: order() },
@@ -360,7 +361,7 @@ fn in_way(mode: AttachMode, order: fn() -> LinkOrder) -> impl Fn(TcAttachType) -
 }
 
 impl Lab {
-    /// The accounts of room in rings that are not even: what a session has taken, and what its readers have returned.
+    /// Accounts of ring space that do not balance: bytes taken by a session, and bytes returned by its readers.
     pub fn room_in_use(&self) -> Vec<(u64, u64)> {
         let [taken, returned] = ["TAKEN", "RETURNED"].map(|name| {
             let pin = self.pins().into_iter().find(|pin| pin.ends_with(name)).unwrap();

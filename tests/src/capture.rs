@@ -7,10 +7,10 @@ use tempfile::TempDir;
 
 use crate::{Frame, Netns, SOON, check, eventually, process::Process, wire};
 
-/// Snap length that is larger than any frame of these tests: a super-frame has at most 65 549 bytes. With tcpdump's
-/// default, the slots of its ring would be four times larger.
+/// Snap length larger than any frame of these tests: a super-frame has at most 65 549 bytes. With tcpdump's default,
+/// the slots of its ring would be four times larger.
 const SUPER_FRAME_BYTES: &str = "65600";
-/// Snap length that is larger than any frame of these tests on a wire.
+/// Snap length larger than any frame of these tests on a wire.
 const WIRE_FRAME_BYTES: &str = "2000";
 
 /// Snap length for all headers of the frames of these tests, and some data.
@@ -21,7 +21,7 @@ const HEADER_BYTES: &str = "128";
 pub struct Capture {
     tcpdump: Process,
     directory: TempDir,
-    /// The kernel has finished the checksums of its frames.
+    /// The kernel has completed the checksums of the frames.
     is_wire: bool,
 }
 
@@ -33,14 +33,14 @@ impl Capture {
     }
 
     /// As [`Capture::start`], for a device that must show no super-frames. The shorter snap length gives tcpdump's ring
-    /// more slots. With the snap length of [`Capture::start`] they are too few for the segments of a burst of
-    /// super-frames. A checksum of TCP of 0xffff is 0 in its frames, see [`wire::with_one_zero`].
+    /// more slots; with the snap length of [`Capture::start`] they are too few for the segments of a burst of
+    /// super-frames. A TCP checksum of 0xffff is stored as 0, see [`wire::with_one_zero`].
     #[track_caller]
     pub fn of_wire(netns: &Netns, device: &str) -> Self {
         Self { is_wire: true, ..Self::with_snap_length(netns, device, WIRE_FRAME_BYTES) }
     }
 
-    /// As [`Capture::start`], but keeps only the first bytes of each frame, for many frames in little time.
+    /// As [`Capture::start`], but keeps only the first bytes of each frame, for many frames in a short time.
     #[track_caller]
     pub fn of_headers(netns: &Netns, device: &str) -> Self {
         Self::with_snap_length(netns, device, HEADER_BYTES)
@@ -51,14 +51,14 @@ impl Capture {
         let directory = tempfile::tempdir().unwrap();
         let mut command = netns.command("tcpdump");
         command.args(["-i", device, "-n", "-s", bytes, "-B", "32768"]);
-        // Every frame is in the file at once: a comparison can wait for it.
+        // tcpdump writes every frame to the file at once, so that a comparison can wait for it.
         command.args(["-U", "--immediate-mode", "-Z", "root", "-w"]).arg(directory.path().join("pcap"));
         let mut tcpdump = Process::start(&mut command);
         tcpdump.wait_for_line("listening on");
         Self { tcpdump, directory, is_wire: false }
     }
 
-    /// The frames that the device has had so far. Panics if tcpdump has lost a frame.
+    /// The frames of the device so far. Panics if tcpdump has lost a frame.
     #[track_caller]
     pub fn frames(&self) -> Frames {
         let mut frames = Frames::default();
@@ -69,14 +69,14 @@ impl Capture {
         frames
     }
 
-    /// The frames that the device has had so far, in their order.
+    /// The frames of the device so far, in order.
     #[track_caller]
     pub fn in_order(&self) -> Vec<Captured> {
         self.drain();
         parse(&fs::read(self.directory.path().join("pcap")).unwrap())
     }
 
-    /// tcpdump's text for the frames so far that match a filter, one line each.
+    /// tcpdump's text for the frames so far that match a filter, one line per frame.
     #[track_caller]
     pub fn text(&self, filter: &str) -> String {
         self.drain();
@@ -87,8 +87,8 @@ impl Capture {
         String::from_utf8(output.stdout).unwrap()
     }
 
-    /// What tshark reads in the frames so far that match a display filter: these fields, one line a frame. It checks all
-    /// checksums. A field that occurs several times, as in a tunnel, has its values separated by commas.
+    /// These fields, as tshark dissects the frames so far that match a display filter, one line per frame. tshark
+    /// checks all checksums. The values of a field that occurs several times, as in a tunnel, are separated by commas.
     #[track_caller]
     pub fn dissected(&self, filter: &str, fields: &[&str]) -> Vec<String> {
         self.drain();
@@ -112,7 +112,7 @@ impl Capture {
     }
 
     /// Waits until tcpdump has written all frames that the kernel has for it. On a busy machine tcpdump is late, and
-    /// when it ends, it does not read the rest.
+    /// when it is stopped, it does not read the rest.
     #[track_caller]
     fn drain(&self) {
         eventually(SOON, || {
@@ -137,12 +137,12 @@ impl Capture {
     }
 }
 
-/// A frame of a capture.
+/// A captured frame.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Captured {
-    /// The bytes that were kept.
+    /// The bytes up to the snap length.
     pub bytes: Vec<u8>,
-    /// The length of the whole frame in bytes.
+    /// Bytes of the whole frame.
     pub length: usize,
 }
 
@@ -150,7 +150,7 @@ pub struct Captured {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Frames(BTreeMap<Vec<u8>, usize>);
 
-/// The frames of a pcap file. If tcpdump still writes the file, it may end in the middle of a frame.
+/// Parses the frames of a pcap file. If tcpdump still writes the file, it can end in the middle of a frame.
 fn parse(pcap: &[u8]) -> Vec<Captured> {
     let u32_at = |offset: usize| {
         let bytes = pcap.get(offset..offset + 4)?;
@@ -207,8 +207,7 @@ impl Frames {
         self.only(|frame| frame[12..14] == [0x08, 0x00])
     }
 
-    /// The frames of two captures together. A frame that is in both counts as often as in the capture that has it more
-    /// often.
+    /// The union of two captures: a frame counts as often as in the capture that has it more often.
     pub fn or(&self, other: &Self) -> Self {
         let mut union = self.clone();
         for (frame, times) in &other.0 {
@@ -218,21 +217,21 @@ impl Frames {
         union
     }
 
-    /// The frames of two captures together. A frame that is in both counts as often as in both captures together.
+    /// The sum of two captures: a frame counts as often as in both together.
     pub fn and(&self, other: &Self) -> Self {
         let mut sum = self.clone();
         other.0.iter().for_each(|(frame, times)| sum.add(frame.clone(), *times));
         sum
     }
 
-    /// The frames, and this frame `times` times more.
+    /// Adds this frame `times` times.
     #[must_use]
     pub fn with(mut self, frame: &[u8], times: usize) -> Self {
         self.add(frame.to_vec(), times);
         self
     }
 
-    /// The frames that `other` does not have, or has less often.
+    /// The frames that `other` lacks, or has less often.
     pub fn less(&self, other: &Self) -> Self {
         let rest = |(frame, times): (&Vec<u8>, &usize)| {
             let times = times.saturating_sub(other.count(frame));
@@ -241,8 +240,8 @@ impl Frames {
         Self(self.0.iter().filter_map(rest).collect())
     }
 
-    /// `Ok` if both have the same frames equally often. Otherwise the error lists the missing frames and the extra
-    /// frames.
+    /// Returns `Ok` if both have the same frames equally often. Otherwise the error lists the missing frames and the
+    /// extra frames.
     pub fn same_as(&self, expected: &Self) -> Result<(), String> {
         if self == expected {
             return Ok(());

@@ -1,4 +1,4 @@
-//! Cilium on the node of a cluster that was built here: its modes, and restarts of its agent.
+//! Cilium on the node of a cluster that this crate has built: its modes, and restarts of its agent.
 
 use mirror_test_cluster::built::cilium::{self, OUTSIDE};
 use nix::{
@@ -15,12 +15,12 @@ use crate::{Cluster, Netns, PATIENCE, check, eventually, kubectl::succeeded};
 const AGENT: &str = "cilium-agent";
 
 impl Cluster {
-    /// Lets Cilium run with these settings. It starts anew if it has run with others. It must say itself that its host routing
-    /// is the one that was set: on some kernels and with some options it takes the other one.
+    /// Runs Cilium with these settings. Restarts its agent if it runs with others. Cilium's own status must confirm the
+    /// host routing: on some kernels and with some options Cilium falls back to the other one.
     #[track_caller]
     pub fn cilium_runs_with(&self, settings: Settings) {
         if cilium::settings().ok() != Some(settings) {
-            // Only now: a story that fails before has not written settings with which Cilium does not run.
+            // Written only now: if the story fails before, it must not leave settings with which Cilium does not run.
             self.stop(AGENT);
             cilium::set(settings).unwrap_or_else(|error| panic!("{error:#}"));
             self.bring_back();
@@ -40,20 +40,20 @@ impl Cluster {
         self.bring_back();
     }
 
-    /// Lets Cilium load the programs of all pods again.
+    /// Makes Cilium load the programs of all pods again.
     #[track_caller]
     pub fn regenerate(&self) {
         let list = cilium_dbg("endpoint list -o jsonpath={[*].id}");
         list.split_whitespace().for_each(|id| drop(cilium_dbg(&format!("endpoint regenerate {id}"))));
     }
 
-    /// The network beyond the node.
+    /// The network outside the node.
     pub fn outside(&self) -> Netns {
         Netns::at(OUTSIDE)
     }
 }
 
-/// Runs `cilium-dbg`, which asks the running agent.
+/// Runs `cilium-dbg`, which queries the running agent.
 #[track_caller]
 fn cilium_dbg(words: &str) -> String {
     let mut dbg = cilium::dbg().unwrap_or_else(|error| panic!("{error:#}"));

@@ -20,16 +20,16 @@ use crate::{
     kubectl::{LABEL, succeeded, with_words},
 };
 
-/// The namespace that the agent is installed in, and the name of its DaemonSet.
+/// The agent's namespace, and the name of its DaemonSet.
 pub const AGENT: &str = "podmirror";
-/// How long Kubernetes may take to start something from nothing.
+/// Timeout for Kubernetes to start something from nothing.
 pub const PATIENCE: Duration = Duration::from_secs(90);
 
 /// The agent's arguments in the published manifests.
 const ARGUMENTS: &str = "args: [run]";
 
 /// The node, and a namespace for one story. If the story fails, the components that it has stopped are started again.
-/// The agent stays.
+/// The agent stays installed.
 #[derive(Debug)]
 pub struct Cluster {
     host: Lab,
@@ -39,17 +39,18 @@ pub struct Cluster {
 }
 
 impl Cluster {
-    /// Installs the agent if it is not installed, waits until it works and mirrors nothing, and makes the namespace.
+    /// Installs the agent if it is not installed, waits until it is ready and mirrors nothing, and creates the
+    /// namespace.
     #[track_caller]
     pub fn new(story: &str) -> Self {
         static SWEPT: Once = Once::new();
-        // It takes a pod to find out, on a cluster that is not ours.
+        // On a cluster that this crate has not built, finding the node takes a pod.
         static NODE: OnceLock<Node> = OnceLock::new();
         let kubectl = Kubectl::new(story);
         let node = NODE.get_or_init(|| kubectl.cluster().node().unwrap_or_else(|error| panic!("{error:#}")));
         let host = Lab::at(&node.netns, &node.bpffs);
         let cluster = Self { host, address: node.address, kubectl, begun: Instant::now() };
-        // What test processes have left that were killed; and an agent of an earlier image.
+        // Removes the leftovers of killed test processes, and an agent of an earlier image.
         SWEPT.call_once(|| {
             cluster.kubectl(&format!("delete namespaces -l {LABEL}"));
             cluster.uninstall();
@@ -57,7 +58,7 @@ impl Cluster {
         cluster.install();
         cluster.host.wait_taps(&[]);
         cluster.make_namespace();
-        // Pods are refused until it has this.
+        // The API server refuses pods until the service account exists.
         eventually(PATIENCE, || cluster.try_kubectl("get serviceaccount default").map(drop));
         cluster
     }
@@ -69,7 +70,7 @@ impl Cluster {
         self.wait_rolled_out();
     }
 
-    /// Applies the published manifests with this way to attach, and waits until the agent is ready.
+    /// Applies the published manifests with this attach mode, and waits until the agent is ready.
     #[track_caller]
     pub fn install_attaching(&self, mode: AttachMode) {
         let manifests = fs::read_to_string(Self::manifests()).unwrap();
@@ -132,7 +133,7 @@ impl Cluster {
         self.try_helm(words).unwrap_or_else(|error| panic!("{error}"))
     }
 
-    /// Runs `helm` as [`Cluster::helm`] does; returns its output, or why it failed.
+    /// Runs `helm` as [`Cluster::helm`] does; returns its output, or the reason for its failure.
     pub fn try_helm(&self, words: &str) -> Result<String, String> {
         let helm = env::var_os("MIRROR_HELM").expect("MIRROR_HELM names the program of helm");
         let mut helm = Command::new(helm);
@@ -159,7 +160,7 @@ impl Cluster {
             .expect("stories of a cluster that was built here are in the module `built`")
     }
 
-    /// The log of the running agent since the start of the story, one JSON object a line.
+    /// The log of the running agent since the start of the story, one JSON object per line.
     fn agent_log(&self) -> Result<String, String> {
         let seconds = self.begun.elapsed().as_secs() + 1;
         self.try_kubectl(&format!("-n {AGENT} logs daemonset/{AGENT} --since={seconds}s"))
@@ -195,14 +196,14 @@ impl Cluster {
         self.components().pid(component)
     }
 
-    /// Stops a component of a cluster that was built here, by SIGTERM or, if that does not help, by SIGKILL. The API
-    /// server waits for its clients, for up to a minute.
+    /// Stops a component of a cluster that was built here, by SIGTERM or, if it does not end, by SIGKILL. The API
+    /// server waits up to a minute for its clients.
     #[track_caller]
     pub fn stop(&self, component: &str) {
         self.components().stop(component).unwrap_or_else(|error| panic!("{error:#}"));
     }
 
-    /// Starts the components that were stopped, and waits until the node works.
+    /// Starts stopped components, and waits until the node works.
     #[track_caller]
     pub fn bring_back(&self) {
         self.components().bring_back().unwrap_or_else(|error| panic!("{error:#}"));
@@ -220,7 +221,7 @@ impl Deref for Cluster {
 impl Drop for Cluster {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            // The story may have ended while something was stopped.
+            // The story may have ended while a component was stopped.
             let back = self.cluster().components().map_or(Ok(()), |components| components.bring_back());
             back.unwrap_or_else(|error| eprintln!("{error:#}"));
             eprintln!("the agent's log:\n{}", self.agent_log().unwrap_or_else(|error| error));

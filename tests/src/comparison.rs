@@ -2,8 +2,8 @@
 
 use crate::{Capture, Frames, Lab, MIRROR, Netns, SOON, eventually};
 
-/// Captures inside the pod and at the mirror interface that must be equal. They compare IPv4 alone, because a host can send
-/// ARP and IPv6 at any time, also between the starts of two captures.
+/// Captures inside the pod and at the mirror interface that must be equal. They compare only IPv4, because a host can
+/// send ARP and IPv6 at any time, also between the starts of two captures.
 #[derive(Debug)]
 pub struct Comparison {
     inside: Vec<Capture>,

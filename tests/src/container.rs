@@ -9,12 +9,11 @@ use std::{
 
 use crate::{Lab, Netns, SOON, eventually, process::Process};
 
-/// A process that does nothing, in a network namespace and in a cgroup of its own. On drop, the process is ended and
-/// the cgroup is removed.
+/// An idle process in its own cgroup, in a network namespace. On drop, the process is killed and the cgroup is removed.
 #[derive(Debug)]
 pub struct Container {
     process: Process,
-    /// The cgroups from that of the container up to that of this test process.
+    /// The cgroups from the container's up to that of this test process.
     cgroups: Vec<PathBuf>,
 }
 
@@ -32,7 +31,7 @@ impl Lab {
         fs::create_dir_all(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
         let cgroups =
             path.ancestors().take_while(|path| path.starts_with(&root)).map(Path::to_owned).collect();
-        // It ends when this test process has ended, however that ends.
+        // The process ends when this test process ends, however that happens.
         let mut command = netns.command("tail");
         command.args(["--follow", "/dev/null", "--pid", &process::id().to_string()]);
         let container = Container { process: Process::start(&mut command), cgroups };
@@ -44,7 +43,7 @@ impl Lab {
 impl Drop for Container {
     fn drop(&mut self) {
         self.process.kill();
-        // A cgroup is empty some moments after its last process was waited for.
+        // A cgroup becomes empty some moments after its last process was reaped.
         for cgroup in &self.cgroups {
             eventually(SOON, || {
                 fs::remove_dir(cgroup).map_err(|error| format!("{}: {error}", cgroup.display()))

@@ -1,26 +1,26 @@
-//! [`OneCpu`]: packets in their order.
+//! [`OneCpu`]: keeps packets in order.
 
 use nix::{
     sched::{CpuSet, sched_getaffinity, sched_setaffinity},
     unistd::Pid,
 };
 
-/// While this lives, the thread that made it runs on one CPU, and so do the threads and programs that it starts. Their
-/// packets then do not overtake each other on the way through veths. ERSPAN numbers its packets, and the kernel's receiver
-/// drops one that another has overtaken.
+/// While this exists, the thread that created it runs on one CPU, and so do the threads and programs that it starts.
+/// Their packets then do not overtake each other in veths. ERSPAN numbers its packets, and the kernel's receiver drops
+/// a packet that another has overtaken.
 #[derive(Debug)]
 pub struct OneCpu {
     before: CpuSet,
 }
 
 impl OneCpu {
-    /// The first CPU that the calling thread may use.
+    /// Pins to the first CPU that the calling thread may use.
     #[track_caller]
     pub fn of_this_thread() -> Self {
         Self::numbered(Self::usable()[0])
     }
 
-    /// The CPU with this number.
+    /// Pins to the CPU with this number.
     #[track_caller]
     pub fn numbered(cpu: usize) -> Self {
         let before = sched_getaffinity(Pid::from_raw(0)).unwrap();
@@ -40,7 +40,7 @@ impl OneCpu {
 
 impl Drop for OneCpu {
     fn drop(&mut self) {
-        // A failure leaves the next stories of this thread on one CPU, which is slow and not wrong.
+        // After a failure the next stories of this thread stay on one CPU, which is slow but correct.
         let _ = sched_setaffinity(Pid::from_raw(0), &self.before);
     }
 }

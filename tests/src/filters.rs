@@ -1,4 +1,4 @@
-//! Random filters, and random frames that have what the filters ask for.
+//! Random filters, and random frames with values from the filters.
 
 mod arithmetic;
 mod expressions;

@@ -5,7 +5,7 @@ use std::net::Ipv4Addr;
 /// A MAC address.
 pub type Mac = [u8; 6];
 
-/// The bytes of a frame, which is built piece by piece.
+/// The bytes of a frame, which is built step by step.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Frame {
     /// Destination, source and VLAN tags.
@@ -25,13 +25,13 @@ impl Frame {
         Self { head: [to, from].concat(), ethertype: Self::EXPERIMENTAL, payload: Vec::new() }
     }
 
-    /// Adds an 802.1Q tag behind the present tags.
+    /// Adds an 802.1Q tag after the present tags.
     #[must_use]
     pub fn vlan(self, id: u16) -> Self {
         self.tag(0x8100, id)
     }
 
-    /// Adds a tag with this ethertype behind the present tags.
+    /// Adds a tag with this ethertype after the present tags.
     #[must_use]
     pub fn tag(mut self, ethertype: u16, id: u16) -> Self {
         self.head.extend(ethertype.to_be_bytes());
@@ -73,7 +73,7 @@ impl Frame {
         self
     }
 
-    /// Sets the ethertype alone.
+    /// Sets only the ethertype.
     #[must_use]
     pub fn ethertype(mut self, ethertype: u16) -> Self {
         self.ethertype = ethertype;

@@ -7,7 +7,7 @@ use std::{
     time::Duration,
 };
 
-/// More bytes than a frame has.
+/// Larger than any frame.
 const LONGEST: usize = 1 << 17;
 
 /// A packet socket of one device.
@@ -18,7 +18,7 @@ impl FrameSocket {
     /// Opens a socket in the caller's network namespace. With the protocol 0 it receives nothing.
     pub(crate) fn open(device: &str, protocol: u16) -> io::Result<Self> {
         let ifindex = nix::net::if_::if_nametoindex(device)?;
-        // SAFETY: the descriptor is checked, and only this `OwnedFd` has it.
+        // SAFETY: the descriptor is checked, and only this `OwnedFd` owns it.
         let socket = unsafe {
             let fd = libc::socket(libc::AF_PACKET, libc::SOCK_RAW | libc::SOCK_CLOEXEC, 0);
             assert!(fd >= 0, "packet socket: {}", io::Error::last_os_error());
@@ -39,7 +39,7 @@ impl FrameSocket {
         if bound != 0 {
             return Err(io::Error::last_os_error());
         }
-        // Only for its send(2) and recv(2), which know no addresses.
+        // Used only for send(2) and recv(2), which have no address argument.
         Ok(Self(socket.into()))
     }
 
@@ -48,7 +48,7 @@ impl FrameSocket {
         self.with(libc::PACKET_VNET_HDR)
     }
 
-    /// A socket whose packets go to the device at once, without the tc hook for what it sends, and without captures there.
+    /// A socket whose packets go directly to the device and bypass its egress tc hook and captures there.
     pub fn around_the_hook(self) -> Self {
         self.with(libc::PACKET_QDISC_BYPASS)
     }
@@ -56,7 +56,7 @@ impl FrameSocket {
     fn with(self, option: libc::c_int) -> Self {
         let on: libc::c_int = 1;
         let length = size_of_val(&on) as u32;
-        // SAFETY: pointer and length are of one number.
+        // SAFETY: pointer and length describe one number.
         let set = unsafe {
             let on = (&raw const on).cast();
             libc::setsockopt(self.0.as_raw_fd(), libc::SOL_PACKET, option, on, length)
@@ -70,7 +70,7 @@ impl FrameSocket {
         self.0.send(frame)
     }
 
-    /// Waits for a frame until the timeout, and returns the number of its bytes in the buffer.
+    /// Waits for a frame until the timeout, and returns its number of bytes in the buffer.
     pub fn receive(&self, frame: &mut [u8], timeout: Duration) -> io::Result<usize> {
         self.0.set_read_timeout(Some(timeout))?;
         self.0.recv(frame)
@@ -93,10 +93,10 @@ impl FrameSocket {
     }
 }
 
-/// A super-frame of TCP with an unfinished checksum, as a pod's own stack sends it, behind its `struct virtio_net_hdr`.
+/// A TCP super-frame with a partial checksum, as a pod's own stack sends it, after its `struct virtio_net_hdr`.
 ///
-/// `frame` has an Ethernet header without a tag, and IP and TCP headers without options, but for destination options of
-/// IPv6. `segment` is the payload of a segment in bytes.
+/// `frame` has an Ethernet header without a tag, and IP and TCP headers without options, except for IPv6 destination
+/// options. `segment` is the payload of a segment in bytes.
 pub fn super_frame(frame: &[u8], segment: u16) -> Vec<u8> {
     const NEEDS_CHECKSUM: u8 = 1;
     const TCP_OVER_IPV4: u8 = 1;
@@ -107,7 +107,7 @@ pub fn super_frame(frame: &[u8], segment: u16) -> Vec<u8> {
         ([0x86, 0xdd], _) => (TCP_OVER_IPV6, 54),
         _ => (TCP_OVER_IPV4, 34),
     };
-    // Lengths of the headers and of a segment, where the checksum begins and where it stands.
+    // Lengths of the headers and of a segment, start of the checksummed data, and offset of the checksum field.
     let lengths = [tcp + 20, segment, tcp, 16].map(u16::to_ne_bytes).concat();
     [&[NEEDS_CHECKSUM, kind][..], &lengths, frame].concat()
 }

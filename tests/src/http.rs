@@ -16,7 +16,7 @@ pub const LISTEN: &str = "127.0.0.1:10706";
 pub struct Answer {
     /// Status code.
     pub status: u16,
-    /// Status line and header lines, as they are.
+    /// Status line and header lines, unparsed.
     pub head: String,
     /// Body.
     pub body: String,
@@ -57,7 +57,7 @@ impl Lab {
         Answer::to(&format!("{method} {path} HTTP/1.1\r\nHost: agent\r\n\r\n"), self.connect()?)
     }
 
-    /// Sends `GET`, and returns the answer, which must come.
+    /// Sends `GET` and returns the answer. Panics without an answer.
     #[track_caller]
     pub fn get(&self, path: &str) -> Answer {
         self.request("GET", path).unwrap_or_else(|error| panic!("{error}"))

@@ -1,9 +1,9 @@
-//! The kinds of NICs that a kernel has.
+//! Kinds of NICs that the running kernel supports.
 
 use crate::{Lab, kernel_is_at_least, netkit};
 
-/// Whether the kernel makes NICs of this kind (macvlan, ipvlan, dummy, netkit). Every kernel of a guest makes those that its
-/// version has; another kernel may be built without them, but not without macvlan.
+/// Whether the kernel can create NICs of this kind (macvlan, ipvlan, dummy, netkit). A guest's kernel supports every
+/// kind of its version; another kernel may be built without some, but never without macvlan.
 #[track_caller]
 pub fn has_kind(lab: &Lab, kind: &str) -> bool {
     let node = lab.node();

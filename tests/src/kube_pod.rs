@@ -31,7 +31,7 @@ pub fn pod_object(name: &str, shell: &str) -> Value {
     })
 }
 
-/// Several objects in one list.
+/// A `List` object of several objects.
 pub fn list(objects: &[Value]) -> Value {
     json!({ "apiVersion": "v1", "kind": "List", "items": objects })
 }
@@ -47,13 +47,13 @@ pub struct KubePod {
     pub ip: IpAddr,
     /// Its network namespace.
     pub netns: Netns,
-    /// The node's end of its `eth0`.
+    /// The node side of its `eth0`.
     pub device: String,
 }
 
 impl Cluster {
-    /// Creates pods that do nothing, with the given value of the annotation `podmirror.io/mirror` or without it. Waits
-    /// until they run.
+    /// Creates idle pods, with the given value of the annotation `podmirror.io/mirror` or without it. Waits until they
+    /// run.
     #[track_caller]
     pub fn pods<const N: usize>(&self, pods: [(&str, Option<&str>); N]) -> [KubePod; N] {
         let object = |(name, mirror): (&str, Option<&str>)| {
@@ -78,8 +78,8 @@ impl Cluster {
         KubePod::of(self.host(), name, &uid, process)
     }
 
-    /// Waits until the pod's container runs in another sandbox than before, and returns the pod. Asks only the runtime,
-    /// because the API server may be away, and learns it later.
+    /// Waits until the pod's container runs in another sandbox than before, and returns the pod. Queries only the
+    /// runtime, because the API server may be down, and gets the news later.
     #[track_caller]
     pub fn with_new_sandbox(&self, name: &str, uid: &str, former: i32) -> KubePod {
         let sandbox = eventually(PATIENCE, || {
@@ -103,7 +103,7 @@ impl Cluster {
         tasks.lines().find_map(pid)
     }
 
-    /// Kills the process of a pod's sandbox or container, unknown to kubelet and the runtime.
+    /// Kills the process of a pod's sandbox or container without the knowledge of kubelet and the runtime.
     #[track_caller]
     pub fn kill_task(&self, pod: &KubePod, kind: &str) {
         let pid = self.task(&pod.uid, kind).unwrap();
@@ -126,7 +126,7 @@ impl KubePod {
         self.netns.ping_every(Duration::from_millis(2), to, count, 56);
     }
 
-    /// The node's end of a NIC of the pod.
+    /// The node side of a NIC of the pod.
     #[track_caller]
     pub fn end_of(&self, node: &Lab, nic: &str) -> String {
         end_of(node, &self.netns, nic)
@@ -155,7 +155,7 @@ fn between<'a>(text: &'a str, start: &str, end: &str) -> &'a str {
     rest.split_once(end).map_or(rest, |(found, _)| found)
 }
 
-/// The node's end of a NIC.
+/// The node side of a NIC.
 #[track_caller]
 fn end_of(node: &Lab, netns: &Netns, nic: &str) -> String {
     // "2: eth0@if12: <BROADCAST,…": its peer is the node's device 12.

@@ -1,6 +1,6 @@
 //! Runs `kubectl` as the administrator of a real cluster, in the namespace of one story.
 //!
-//! `cargo xtask test` names the cluster by `KUBECONFIG`. `mirror-test-cluster` has the functions for it.
+//! `cargo xtask test` sets the cluster's `KUBECONFIG`. `mirror-test-cluster` implements access to the cluster.
 
 use std::{
     fs,
@@ -17,7 +17,7 @@ use tempfile::TempDir;
 /// The label of the namespaces of stories.
 pub(crate) const LABEL: &str = "podmirror-story";
 
-/// `kubectl`, and the namespace of one story. The namespace and its pods are removed on drop.
+/// `kubectl`, and the namespace of one story. The namespace and its pods are deleted on drop.
 #[derive(Debug)]
 pub struct Kubectl {
     cluster: Box<dyn TestCluster>,
@@ -26,14 +26,14 @@ pub struct Kubectl {
 }
 
 impl Kubectl {
-    /// Uses the cluster of `KUBECONFIG`. Does not make the namespace yet.
+    /// Uses the cluster of `KUBECONFIG`. Does not create the namespace yet.
     #[track_caller]
     pub(crate) fn new(story: &str) -> Self {
         static STORIES: AtomicU32 = AtomicU32::new(0);
         let cluster = mirror_test_cluster::of_environment().unwrap_or_else(|error| panic!("{error:#}"));
         let number = STORIES.fetch_add(1, Ordering::Relaxed);
         let namespace = format!("{story}-{}-{number}", std::process::id());
-        // The paths in a kubeconfig may be relative to it.
+        // The paths in a kubeconfig can be relative to it.
         let words = "config view --raw --flatten --minify";
         let config = succeeded("kubectl", words, &with_words(cluster.kubectl(), words).output().unwrap());
         let kubectl = Self { cluster, files: tempfile::tempdir().unwrap(), namespace };
@@ -42,7 +42,6 @@ impl Kubectl {
         kubectl
     }
 
-    /// Makes the namespace.
     #[track_caller]
     pub(crate) fn make_namespace(&self) {
         self.apply(&json!({
@@ -56,7 +55,6 @@ impl Kubectl {
         &self.namespace
     }
 
-    /// The cluster.
     pub(crate) fn cluster(&self) -> &dyn TestCluster {
         &*self.cluster
     }
@@ -66,7 +64,7 @@ impl Kubectl {
         self.files.path().join("kubeconfig")
     }
 
-    /// A kubeconfig of who has this token.
+    /// Writes a kubeconfig that authenticates with this token.
     pub fn kubeconfig_with(&self, token: &str) -> PathBuf {
         let mut config: Value = serde_json::from_str(&self.kubectl("config view --raw -o json")).unwrap();
         config["users"][0]["user"] = json!({ "token": token.trim() });
@@ -81,7 +79,7 @@ impl Kubectl {
         self.try_kubectl(words).unwrap_or_else(|error| panic!("{error}"))
     }
 
-    /// As [`Cluster::kubectl`]. If it fails, the error is its message.
+    /// As [`Cluster::kubectl`], but returns the message of a failure as an error.
     pub fn try_kubectl(&self, words: &str) -> Result<String, String> {
         let output = self.command(words).output().unwrap();
         succeeded("kubectl", words, &output)
@@ -99,7 +97,7 @@ impl Kubectl {
         self.try_kubectl_with(words, input).unwrap_or_else(|error| panic!("{error}"))
     }
 
-    /// As [`Cluster::kubectl_with`]. If it fails, the error is its message.
+    /// As [`Cluster::kubectl_with`], but returns the message of a failure as an error.
     pub fn try_kubectl_with(&self, words: &str, input: &str) -> Result<String, String> {
         let mut command = self.command(words);
         let command = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
@@ -109,7 +107,7 @@ impl Kubectl {
         succeeded("kubectl", words, &output)
     }
 
-    /// The command `kubectl` with these arguments, which the caller can change and run.
+    /// The command `kubectl` with these arguments, for the caller to change and run.
     pub fn command(&self, words: &str) -> Command {
         let mut kubectl = with_words(self.cluster.kubectl(), words);
         kubectl.env("KUBECONFIG", self.kubeconfig());
@@ -117,13 +115,13 @@ impl Kubectl {
     }
 }
 
-/// Adds these arguments to a program that gets no standard input.
+/// Adds these arguments to a program without standard input.
 pub(crate) fn with_words(mut program: Command, words: &str) -> Command {
     program.stdin(Stdio::null()).args(words.split_whitespace());
     program
 }
 
-/// The standard output of a program, or its message if it has failed.
+/// The standard output of a program, or its error message if it has failed.
 pub(crate) fn succeeded(program: &str, words: &str, output: &Output) -> Result<String, String> {
     let text = |bytes| String::from_utf8_lossy(bytes).into_owned();
     if output.status.success() {
@@ -134,7 +132,7 @@ pub(crate) fn succeeded(program: &str, words: &str, output: &Output) -> Result<S
 
 impl Drop for Kubectl {
     fn drop(&mut self) {
-        // The pods first: the namespace alone would take its time over them.
+        // Deletes the pods first: the deletion of the namespace alone would take longer.
         let pods = self.try_kubectl("delete pods --all --wait=false");
         let namespace = self.try_kubectl(&format!("delete namespace {} --wait=false", self.namespace));
         if let Err(error) = pods.and(namespace) {

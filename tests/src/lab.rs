@@ -1,4 +1,4 @@
-//! Makes the node of one test: a network namespace, a directory for BPF objects, and files.
+//! The node of one test: a network namespace, a directory for BPF objects, and files.
 
 use std::{
     cell::Cell,
@@ -26,7 +26,7 @@ const BPFFS: &str = "/sys/fs/bpf";
 /// A node: a network namespace, a directory of the BPF file system, and files. Each test has a node of its own, which
 /// is removed on drop, or uses the node of a cluster ([`Lab::at`]).
 ///
-/// Declare it ahead of everything that runs on it, so that it is dropped last.
+/// Declare it before everything that runs on it, so that it is dropped last.
 #[derive(Debug)]
 pub struct Lab {
     node: Netns,
@@ -37,14 +37,14 @@ pub struct Lab {
 }
 
 impl Lab {
-    /// Uses the node of a cluster: its network namespace and its BPF file system. Nothing of it is removed on drop.
+    /// Uses the node of a cluster: its network namespace and its BPF file system. Removes nothing of it on drop.
     #[track_caller]
     pub fn at(netns: &Path, bpffs: &Path) -> Self {
         let files = tempfile::tempdir().unwrap();
         Self { node: Netns::at(netns), bpffs: bpffs.to_owned(), files, pods: Cell::new(0), is_ours: false }
     }
 
-    /// Makes a node. `story` is in the names in `/run/netns`, so that a person can find the node.
+    /// Creates a node. `story` is part of the names in `/run/netns`, so that a person can find the node.
     #[track_caller]
     pub fn new(story: &str) -> Self {
         static LABS: AtomicU32 = AtomicU32::new(0);
@@ -77,7 +77,7 @@ impl Lab {
         self.files.path()
     }
 
-    /// Makes a bridge, without an address.
+    /// Creates a bridge without an address.
     #[track_caller]
     pub fn bridge(&self, name: &str) {
         self.node.ip(&format!("link add {name} type bridge mcast_snooping 0"));
@@ -85,43 +85,43 @@ impl Lab {
         self.node.ip(&format!("link set {name} up"));
     }
 
-    /// Makes a pod on a bridge, with IPv4 and IPv6.
+    /// Creates a pod on a bridge, with IPv4 and IPv6.
     #[track_caller]
     pub fn pod(&self, name: &str, bridge: &str) -> PodNs {
         PodNs::new(self, name, self.next_number(), &Topology::Bridge(bridge))
     }
 
-    /// Makes a pod with a netkit device on a bridge of the node. See [`has_kind`](crate::has_kind).
+    /// Creates a pod with a netkit device on a bridge of the node. See [`has_kind`](crate::has_kind).
     #[track_caller]
     pub fn netkit_pod(&self, name: &str, bridge: &str) -> PodNs {
         PodNs::new(self, name, self.next_number(), &Topology::Netkit(bridge))
     }
 
-    /// Makes a pod with a netkit device without Ethernet addresses, to which the node has a route.
+    /// Creates a pod with a netkit device without Ethernet addresses, to which the node has a route.
     #[track_caller]
     pub fn routed_netkit_pod(&self, name: &str) -> PodNs {
         PodNs::new(self, name, self.next_number(), &Topology::RoutedNetkit)
     }
 
-    /// Makes a pod to which the node has a route, with proxy ARP, as Calico does, with IPv4 and IPv6.
+    /// Creates a pod to which the node has a route, with proxy ARP as Calico uses it, and with IPv4 and IPv6.
     #[track_caller]
     pub fn routed_pod(&self, name: &str) -> PodNs {
         PodNs::new(self, name, self.next_number(), &Topology::Routed)
     }
 
-    /// Makes a pod whose NIC is of this kind (`macvlan mode bridge`, say), over a device of the node.
+    /// Creates a pod whose NIC is of this kind (for example `macvlan mode bridge`), over a device of the node.
     #[track_caller]
     pub fn pod_over(&self, name: &str, kind: &str, parent: &str) -> PodNs {
         PodNs::new(self, name, self.next_number(), &Topology::Over(kind, parent))
     }
 
-    /// The same in a namespace that is there already.
+    /// The same in an existing namespace.
     #[track_caller]
     pub fn pod_over_in(&self, name: &str, netns: Netns, kind: &str, parent: &str) -> PodNs {
         PodNs::of_netns(self, name, self.next_number(), netns, &Topology::Over(kind, parent))
     }
 
-    /// Makes a pod whose NIC leads to a bridge in another namespace, past the node.
+    /// Creates a pod whose NIC leads to a bridge in another namespace and bypasses the node.
     #[track_caller]
     pub fn pod_elsewhere(&self, name: &str, other: &Netns, bridge: &str) -> PodNs {
         PodNs::new(self, name, self.next_number(), &Topology::Elsewhere(other, bridge))
@@ -143,8 +143,8 @@ impl Lab {
         self.node.enter(|| nix::net::if_::if_nametoindex(device)).unwrap()
     }
 
-    /// All tc objects of the node, and every device with its settings, one line each, to compare the state before and
-    /// after. Clsact qdiscs are left out, because they may stay: other programs may use them.
+    /// All tc objects of the node, and every device with its settings, one per line, to compare the state before and
+    /// after. Clsact qdiscs are excluded: the agent may leave them, because other programs could use them.
     pub fn network_state(&self) -> Vec<String> {
         let qdiscs = self.node.tc("qdisc show");
         let mut state: Vec<String> =
@@ -172,7 +172,7 @@ impl Lab {
         assert!(gone.is_empty() && new.is_empty(), "gone: {gone:#?}\nnew: {new:#?}");
     }
 
-    /// The pins below the directory for `--bpffs`. An agent may remove a directory while this looks.
+    /// The pins below the directory for `--bpffs`. An agent may remove a directory while this function reads it.
     pub fn pins(&self) -> Vec<PathBuf> {
         fn walk(directory: &Path, pins: &mut Vec<PathBuf>) -> io::Result<()> {
             for entry in fs::read_dir(directory)? {
@@ -194,7 +194,7 @@ impl Lab {
     }
 }
 
-/// A line of `ip` without the fields that the kernel determines itself, up to a second later (linkwatch).
+/// A line of `ip` without the fields that the kernel sets itself, up to a second later (linkwatch).
 fn without_carrier(line: &str) -> String {
     let line = line.replace(",LOWER_UP", "").replace("NO-CARRIER,", "");
     ["UNKNOWN", "UP", "DOWN", "LOWERLAYERDOWN", "DORMANT"]
@@ -214,7 +214,7 @@ fn sweep() {
             if pid.is_none_or(|pid| Path::new("/proc").join(pid.to_string()).exists()) {
                 continue;
             }
-            // Another test process may be doing the same.
+            // Another test process may be removing the same.
             let _ = match path.is_dir() {
                 true if directory == cgroups => container::remove(&path),
                 true => fs::remove_dir_all(path),
@@ -232,7 +232,7 @@ impl Drop for Lab {
         if let Err(error) = fs::remove_dir_all(&self.bpffs) {
             eprintln!("cannot remove {}: {error}", self.bpffs.display());
         }
-        // What an agent that was killed has left; one that was stopped has left nothing.
+        // Removes the leftovers of a killed agent; a stopped agent leaves nothing.
         let netns = fs::metadata(self.node.path()).map(|netns| netns.ino());
         for kind in ["lock", "sock"] {
             let _ = netns.as_ref().map(|netns| fs::remove_file(format!("/run/podmirror/{netns}.{kind}")));

@@ -1,7 +1,7 @@
-//! Starts another API server of the same cluster. A test can cut its connection to the store, and then the server
-//! answers with old objects.
+//! Another API server of the same cluster. A test can cut its connection to the store, so that the server answers with
+//! old objects.
 //!
-//! It is the same program with the same arguments, except for its port and its connection to etcd. [`Api`] makes it.
+//! It is the same program with the same arguments, except for its port and its connection to etcd. [`Api`] starts it.
 
 use std::{
     fs,
@@ -13,13 +13,13 @@ use std::{
 
 use crate::{Kubectl, Way, check, eventually, process::Process, relay::Relay};
 
-/// How long an API server may take to start.
+/// Timeout for the start of an API server.
 const START: Duration = Duration::from_secs(90);
 
 /// An API server that can be made to lag behind. It is killed on drop.
 #[derive(Debug)]
 pub struct LaggingApi {
-    // It goes ahead of its way to etcd.
+    // Declared before the relay to etcd, so that it is dropped first.
     _process: Process,
     store: Relay,
     address: SocketAddr,
@@ -39,7 +39,7 @@ impl LaggingApi {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
         let to_store = listener.local_addr().unwrap();
         let store = Relay::with_listener(listener, etcd);
-        // Free now, and hardly taken by the time that it is used.
+        // The port is free now, and unlikely to be taken before it is used.
         let address = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap().local_addr().unwrap();
         let mut command = Command::new(program);
         command.current_dir(fs::read_link(process.join("cwd")).unwrap()).env_clear().stdout(Stdio::null());
@@ -48,13 +48,13 @@ impl LaggingApi {
         command.args(arguments.split('\0').filter(is_ours)).args([
             format!("--etcd-servers=http://{to_store}"),
             format!("--secure-port={}", address.port()),
-            // What it tells of itself would be the other one's too.
+            // Otherwise both servers would publish the same endpoint.
             "--endpoint-reconciler-type=none".to_owned(),
         ]);
         let lagging = Self { _process: Process::start(&mut command), store, address };
         let pods = kubectl.kubectl("get pods -o name");
         eventually(START, || {
-            // One that has not started completely ends where it loses its store.
+            // A server that loses its store before it has started completely ends.
             kubectl.try_kubectl(&format!("--server=https://{address} get --raw /readyz"))?;
             let path = format!("/api/v1/namespaces/{}/pods?resourceVersion=0", kubectl.namespace());
             let known = kubectl.try_kubectl(&format!("--server=https://{address} get --raw {path}"))?;
@@ -65,8 +65,8 @@ impl LaggingApi {
         lagging
     }
 
-    /// Changes how the relay treats the traffic between the server and the store. The objects in the server's memory
-    /// stay there.
+    /// Sets how the relay treats the traffic between the server and the store. The server keeps the objects in its
+    /// memory.
     pub fn set_store(&self, way: Way) {
         self.store.set(way);
     }

@@ -3,16 +3,16 @@
 //! ```text
 //! Lab ─ a node: network namespace, bpffs directory, files   PodNs ─ a pod on it: namespace, NICs, addresses
 //! Agent ─ the built binary on the node, and its status      Capture ─ tcpdump on a device, parsed
-//! Api ─ a real API server, of which a Lab is a node         Comparison ─ what a pod says, and what is mirrored
-//! LaggingApi ─ another one, which answers from the past
-//! Reader ─ a program that nobody here wrote                 Recipe ─ a container of docs/recipes.md
+//! Api ─ a real API server, with a Lab as one of its nodes   Comparison ─ a pod's packets and the mirrored ones
+//! LaggingApi ─ another one, which answers with old objects
+//! Reader ─ a third-party program that reads copies          Recipe ─ a container of docs/recipes.md
 //! Cluster ─ a real Kubernetes node, with the agent on it    KubePod ─ a pod of it
 //! ```
 //!
 //! Veths, tcpdump and the agent are real. Each test has its own node, so tests run in parallel and never touch the
 //! host's network. (The node of a cluster is this machine, so its stories run one after the other.) Everything is
-//! removed on drop, also if the test fails. The harness panics instead of returning errors: if a step cannot be done,
-//! the test has failed. Only `tests/` calls it.
+//! removed on drop, also if the test fails. The harness panics instead of returning errors: a step that cannot be done
+//! fails the test. Only `tests/` calls it.
 #![expect(
     clippy::unwrap_used,
     clippy::expect_used,
@@ -103,8 +103,8 @@ pub use wireshark::{dissected, wireshark_finds_nothing_wrong};
 
 /// The default mirror interface.
 pub const MIRROR: &str = "mirror0";
-/// How long an action may take that an idle machine does at once. A machine that is busy with other tests can need half a
-/// minute for it.
+/// Timeout for an action that an idle machine does at once. A machine that is busy with other tests can need half a
+/// minute.
 pub const SOON: Duration = Duration::from_secs(30);
 
 /// `duration` times the factor in the environment variable `MIRROR_TEST_SLOW`, which is set for an emulated machine.
@@ -120,8 +120,7 @@ pub fn scaled(duration: Duration) -> Duration {
 /// Set by [`interrupt`].
 static INTERRUPTED: AtomicBool = AtomicBool::new(false);
 
-/// Ends every wait by a panic, for a person who presses Ctrl-C. The panic drops the objects of the test, which removes
-/// them.
+/// Makes every wait panic, after Ctrl-C. The panic drops the objects of the test, which removes them from the machine.
 pub fn interrupt() {
     INTERRUPTED.store(true, Ordering::Relaxed);
 }
@@ -143,13 +142,13 @@ pub fn eventually<T>(deadline: Duration, mut condition: impl FnMut() -> Result<T
     }
 }
 
-/// The pause between two looks at a condition. A look can start a program, which takes the CPU from what is waited for, so
-/// the longer the wait, the longer the pause.
+/// The pause between two evaluations of a condition. An evaluation can start a program, which takes CPU time from the
+/// awaited work, so the pause grows with the wait.
 fn pause_after(waited: Duration) -> Duration {
     (waited / 4).clamp(Duration::from_millis(5), Duration::from_millis(100))
 }
 
-/// `Ok` if `holds`, else the message. For [`eventually`].
+/// Returns `Ok` if `holds`, else the message. For [`eventually`].
 pub fn check(holds: bool, message: impl FnOnce() -> String) -> Result<(), String> {
     if holds { Ok(()) } else { Err(message()) }
 }

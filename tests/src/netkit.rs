@@ -1,5 +1,5 @@
-//! Makes netkit devices, and attaches another program to what their pods send. The `ip` of older distributions makes only
-//! those of the mode L3.
+//! Creates netkit devices, and attaches another program to the egress of their pods. The `ip` of older distributions
+//! can only create devices in L3 mode.
 
 use std::{
     io,
@@ -11,8 +11,7 @@ use rtnetlink::{LinkNetkit, packet_route::link::NetkitMode};
 
 use crate::{Lab, Netns};
 
-/// Makes two devices in a namespace, which are one pair. `peer` is the one for a pod. With `l3` they have no addresses, and
-/// no ARP.
+/// Creates a pair of devices in a namespace. `peer` is for a pod. With `l3` they have no Ethernet addresses and no ARP.
 #[track_caller]
 pub(crate) fn pair(netns: &Netns, primary: &str, peer: &str, l3: bool) {
     try_pair(netns, primary, peer, l3).unwrap();
@@ -40,7 +39,7 @@ pub(crate) fn has(netns: &Netns) -> bool {
     made.is_ok()
 }
 
-/// A program as of a CNI, behind the others in the chain of what a netkit pod sends. It is detached on drop.
+/// A program like that of a CNI, after the other programs in the egress chain of a netkit pod. It is detached on drop.
 #[derive(Debug)]
 pub struct Shortcut {
     _ebpf: Ebpf,
@@ -48,7 +47,8 @@ pub struct Shortcut {
 }
 
 impl Shortcut {
-    /// Attaches one that sends each packet by the device `to` of the node. `device` is the node's end of the pod's.
+    /// Attaches a program that redirects each packet to the device `to` of the node. `device` is the node side of the
+    /// pod's netkit.
     #[track_caller]
     pub fn attach(lab: &Lab, device: &str, to: &str) -> Self {
         let mut ebpf = EbpfLoader::new()
@@ -63,11 +63,11 @@ impl Shortcut {
     }
 }
 
-/// Attaches a program last in the chain of what the peer of a netkit device sends. aya cannot.
+/// Attaches a program at the end of the egress chain of a netkit peer. aya cannot do this.
 fn attach_last(program: &SchedClassifier, ifindex: u32) -> io::Result<OwnedFd> {
     const BPF_LINK_CREATE: libc::c_int = 28;
     const BPF_NETKIT_PEER: u32 = 55;
-    /// Without a program to be behind, this is the last place.
+    /// Without a relative program, this is the end of the chain.
     const BPF_F_AFTER: u32 = 1 << 4;
     /// The part of `union bpf_attr` that the command reads.
     #[repr(C)]
@@ -89,7 +89,7 @@ fn attach_last(program: &SchedClassifier, ifindex: u32) -> io::Result<OwnedFd> {
         padding: 0,
         expected_revision: 0,
     };
-    // SAFETY: the kernel reads as many bytes as it is told, and no pointers are among them; the descriptor is new.
+    // SAFETY: the kernel reads the given number of bytes, which contain no pointers; the descriptor is new.
     unsafe {
         match libc::syscall(libc::SYS_bpf, BPF_LINK_CREATE, &raw const create, size_of::<Create>()) {
             -1 => Err(io::Error::last_os_error()),

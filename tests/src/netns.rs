@@ -1,4 +1,4 @@
-//! Makes, enters and removes network namespaces, and enters existing ones.
+//! Creates, enters and removes network namespaces, and enters existing ones.
 //!
 //! Commands and closures enter a namespace by setns(2). `ip netns exec` would mount a new /sys over the old one, which
 //! hides the BPF file system.
@@ -22,8 +22,8 @@ use crate::{FrameSocket, super_frame};
 
 pub(crate) const DIRECTORY: &str = "/run/netns";
 
-/// A network namespace. A namespace that was made here is bound to a file in `/run/netns`, as with `ip netns`, and is
-/// removed on drop.
+/// A network namespace. A namespace that was created here is bound to a file in `/run/netns`, as `ip netns` does, and
+/// is removed on drop.
 #[derive(Debug)]
 pub struct Netns {
     name: String,
@@ -33,7 +33,7 @@ pub struct Netns {
 }
 
 impl Netns {
-    /// Uses an existing namespace, by any file that leads to it. It stays on drop.
+    /// Uses an existing namespace, given by any file that refers to it. It is not removed on drop.
     #[track_caller]
     pub fn at(path: impl Into<PathBuf>) -> Self {
         let path = path.into();
@@ -41,7 +41,7 @@ impl Netns {
         Self { name: path.display().to_string(), path, file, is_ours: false }
     }
 
-    /// Makes a namespace, with the loopback device up.
+    /// Creates a namespace with the loopback device up.
     pub fn new(name: &str) -> Self {
         assert!(Uid::effective().is_root(), "this test makes network namespaces: run it as root");
         fs::create_dir_all(DIRECTORY).unwrap();
@@ -61,7 +61,7 @@ impl Netns {
         netns
     }
 
-    /// Its name in `/run/netns`, or the path of the file that leads to it.
+    /// The name in `/run/netns`, or the path of the file that refers to the namespace.
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -98,7 +98,7 @@ impl Netns {
         command
     }
 
-    /// Runs a command line (split at spaces) and returns how it ended.
+    /// Runs a command line (split at spaces), and returns its output and exit status.
     pub fn try_run(&self, line: &str) -> Output {
         let mut words = line.split_whitespace();
         let program = words.next().expect("a command");
@@ -125,7 +125,7 @@ impl Netns {
         names
     }
 
-    /// Whether the kernel has devices of this kind.
+    /// Whether the kernel supports devices of this kind.
     pub fn has_link_kind(&self, kind: &str) -> bool {
         let made = self.try_run(&format!("ip link add has-kind type {kind} external")).status.success();
         if made {
@@ -153,7 +153,7 @@ impl Netns {
         self.enter(|| fs::write(&path, value)).unwrap_or_else(|error| panic!("{path}: {error}"));
     }
 
-    /// Sends a frame from `device` exactly as it is.
+    /// Sends a frame from `device` unchanged.
     #[track_caller]
     pub fn send_frame(&self, device: &str, frame: &[u8]) {
         let sent = self.sender(device).send(frame);
@@ -167,18 +167,18 @@ impl Netns {
         assert_eq!(self.sender(device).with_super_frames().send(&message).unwrap(), message.len());
     }
 
-    /// A socket that sends frames from `device` exactly as they are.
+    /// A socket that sends frames from `device` unchanged.
     #[track_caller]
     pub fn sender(&self, device: &str) -> FrameSocket {
         self.try_sender(device).unwrap_or_else(|error| panic!("{device}: {error}"))
     }
 
-    /// As [`Netns::sender`]. An error if there is no such device.
+    /// As [`Netns::sender`], but fails if there is no such device.
     pub fn try_sender(&self, device: &str) -> io::Result<FrameSocket> {
         self.enter(|| FrameSocket::open(device, 0))
     }
 
-    /// A socket that gets every frame that `device` sends or receives from now on.
+    /// A socket that receives every frame that `device` sends or receives from now on.
     #[track_caller]
     pub fn listener(&self, device: &str) -> FrameSocket {
         let opened = self.enter(|| FrameSocket::open(device, libc::ETH_P_ALL as u16));
@@ -203,7 +203,7 @@ impl Netns {
         }
     }
 
-    /// Lets a device keep its neighbour entries, so that it sends no probe during the test.
+    /// Makes a device keep its neighbour entries, so that it sends no probe during the test.
     pub fn keep_neighbours(&self, device: &str) {
         for family in ["ipv4", "ipv6"] {
             self.sysctl(&format!("{family}/neigh/{device}/base_reachable_time_ms"), "3600000");
@@ -212,11 +212,12 @@ impl Netns {
     }
 }
 
-/// Runs `f` as the user nobody, with no capability, on a thread of its own in the caller's namespaces.
+/// Runs `f` as the user nobody, without capabilities, on a thread of its own in the caller's namespaces.
 pub fn as_nobody<T: Send>(f: impl FnOnce() -> T + Send) -> T {
     const NOBODY: libc::uid_t = 65534;
     let unprivileged = || {
-        // SAFETY: these calls take numbers, and a list of no groups. Made directly they change this thread alone.
+        // SAFETY: these calls take numbers, and an empty list of groups. As raw system calls they change only this
+        // thread.
         unsafe {
             assert_eq!(libc::syscall(libc::SYS_setgroups, 0, std::ptr::null::<libc::gid_t>()), 0);
             assert_eq!(libc::syscall(libc::SYS_setresgid, NOBODY, NOBODY, NOBODY), 0);
@@ -230,7 +231,7 @@ pub fn as_nobody<T: Send>(f: impl FnOnce() -> T + Send) -> T {
     }
 }
 
-/// Removes a namespace's file. The namespace goes with its last process and socket.
+/// Removes a namespace's file. The namespace ends with its last process and socket.
 pub(crate) fn remove(path: &Path) -> io::Result<()> {
     umount2(path, MntFlags::MNT_DETACH)?;
     fs::remove_file(path)

@@ -1,4 +1,4 @@
-//! Measures the order of captured frames: how often the bytes of a connection go back.
+//! Measures the order of captured frames: how often the sequence numbers of a connection go back.
 
 use std::collections::BTreeMap;
 

@@ -1,4 +1,4 @@
-//! Makes pods as their node sees them: a network namespace and NICs, on a bridge or routed.
+//! Pods as their node sees them: a network namespace and NICs, on a bridge or routed.
 
 use std::{
     fs,
@@ -7,20 +7,20 @@ use std::{
 
 use crate::{Lab, Mac, Netns, SOON, check, eventually, netkit};
 
-/// How pods reach each other.
+/// The wiring of pods.
 #[derive(Debug)]
 pub(crate) enum Topology<'a> {
     /// Ports of this bridge.
     Bridge(&'a str),
-    /// Netkit devices with Ethernet frames, whose ends on the node are ports of this bridge.
+    /// Netkit devices with Ethernet frames, whose node sides are ports of this bridge.
     Netkit(&'a str),
     /// Netkit devices without Ethernet addresses. The node routes to each pod's address.
     RoutedNetkit,
     /// The node routes to each pod's address and answers ARP for all others.
     Routed,
-    /// Devices of this kind (`macvlan mode bridge`, say) over this device of the node.
+    /// Devices of this kind (for example `macvlan mode bridge`) over this device of the node.
     Over(&'a str, &'a str),
-    /// Ports of this bridge in another namespace: no device of the node leads there.
+    /// Ports of this bridge in another namespace; the NIC has no peer on the node.
     Elsewhere(&'a Netns, &'a str),
 }
 
@@ -29,7 +29,7 @@ pub(crate) enum Topology<'a> {
 pub struct Nic {
     /// Its name in the pod.
     pub name: String,
-    /// The name of its peer on the node, or of the NIC itself if it has none there.
+    /// The name of its peer on the node, or of the NIC itself if it has no peer there.
     pub host: String,
     /// Its MAC address.
     pub mac: Mac,
@@ -75,14 +75,15 @@ impl PodNs {
         self.nics.len() - 1
     }
 
-    /// Adds a netkit device, whose end on the node is a port of this bridge, and returns its index among [`PodNs::nics`].
+    /// Adds a netkit device, whose node side is a port of this bridge, and returns its index among [`PodNs::nics`].
     #[track_caller]
     pub fn add_netkit_nic(&mut self, lab: &Lab, bridge: &str) -> usize {
         self.add_nic_at(lab, lab.next_number(), &Topology::Netkit(bridge));
         self.nics.len() - 1
     }
 
-    /// Adds a NIC that leads past the node to a bridge in this namespace, and returns its index among [`PodNs::nics`].
+    /// Adds a NIC that bypasses the node and leads to a bridge in this namespace, and returns its index among
+    /// [`PodNs::nics`].
     #[track_caller]
     pub fn add_nic_elsewhere(&mut self, lab: &Lab, other: &Netns, bridge: &str) -> usize {
         self.add_nic_at(lab, lab.next_number(), &Topology::Elsewhere(other, bridge));
@@ -171,7 +172,7 @@ impl PodNs {
                 node.sysctl(&format!("ipv4/neigh/{host}/proxy_delay"), "0");
                 node.ip(&format!("link set {host} up"));
                 pod.ip(&format!("link set {name} up"));
-                // The kernel answers ARP for the gateway only if it has a route to it that leads elsewhere.
+                // The kernel answers ARP for the gateway only if its route to the gateway leads out of another device.
                 node.ip("route replace 169.254.1.1 dev lo");
                 node.ip(&format!("address add fe80::1/64 dev {host} nodad"));
                 node.ip(&format!("route add {v4} dev {host}"));
@@ -183,7 +184,7 @@ impl PodNs {
                 pod.ip(&format!("-6 route add default via fe80::1 dev {name}"));
             }
         }
-        // The kernel learns of the carrier some time later (up to a second on a busy machine). Only then it lets the
+        // The kernel notices the carrier some time later (up to a second on a busy machine). Only then it lets the
         // bridge forward, and announces the multicast groups: twice.
         let announces = if matches!(topology, Topology::Routed) { 2 } else { 0 };
         let pod_announces = if matches!(topology, Topology::RoutedNetkit) { 0 } else { 2 };
@@ -225,7 +226,7 @@ impl PodNs {
         &self.nics[0]
     }
 
-    /// Name of the node's end of `eth0`.
+    /// Name of the node side of `eth0`.
     pub fn veth_host(&self) -> &str {
         &self.eth0().host
     }
@@ -246,14 +247,13 @@ impl PodNs {
         self.netns.ip(&format!("link set eth0 mtu {mtu}"));
     }
 
-    /// Sends a frame from `eth0` exactly as it is.
+    /// Sends a frame from `eth0` unchanged.
     #[track_caller]
     pub fn send_frame(&self, frame: &[u8]) {
         self.netns.send_frame("eth0", frame);
     }
 }
 
-/// The MAC address of a device.
 fn mac_of(netns: &Netns, device: &str) -> Mac {
     let link = netns.ip(&format!("-o link show dev {device}"));
     let text =

@@ -97,7 +97,7 @@ pub struct PodsFile {
 }
 
 impl PodsFile {
-    /// Makes the file with these pods.
+    /// Creates the file with these pods.
     pub fn new(lab: &Lab, pods: &[PodSpec]) -> Self {
         let file = Self { path: lab.files().join("pods.yaml") };
         file.write(pods);
@@ -122,8 +122,8 @@ impl PodsFile {
         fs::rename(new, &self.path).unwrap();
     }
 
-    /// Writes these pods, and a pod that is not to be mirrored and is different each time. So the list is new, and a
-    /// new list wakes the agent.
+    /// Writes these pods, and an unmirrored pod that is different each time. So the list is new, and a new list wakes
+    /// the agent.
     pub fn write_to_wake(&self, pods: &[PodSpec]) {
         static WAKES: AtomicUsize = AtomicUsize::new(0);
         let wake = PodSpec::named("wake").uid(&format!("wake-{}", WAKES.fetch_add(1, Ordering::Relaxed)));
@@ -135,7 +135,7 @@ impl PodsFile {
         fs::write(&self.path, text).unwrap();
     }
 
-    /// Removes it.
+    /// Removes the file.
     pub fn remove(&self) {
         fs::remove_file(&self.path).unwrap();
     }

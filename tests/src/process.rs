@@ -1,6 +1,6 @@
 //! Runs a child process, keeps its lines on standard error, and ends it by a signal with a deadline.
 //!
-//! The agent and tcpdump are such processes. A process that still runs on drop is killed by its pid.
+//! The agent and tcpdump run this way. A process that still runs on drop is killed by its pid.
 
 use std::{
     io::{BufRead, BufReader},
@@ -47,7 +47,7 @@ impl Process {
         self.child.id()
     }
 
-    /// The lines so far.
+    /// The lines on standard error so far.
     pub(crate) fn lines(&self) -> Vec<String> {
         self.lines.lock().unwrap().clone()
     }
@@ -57,7 +57,7 @@ impl Process {
         if self.status.is_none() {
             self.status = self.child.try_wait().unwrap();
             if self.status.is_some() {
-                // Nothing is lost: the reader ends when it has read all that there is.
+                // Nothing is lost: the reader thread ends when it has read everything.
                 self.reader.take().into_iter().for_each(|reader| reader.join().unwrap());
             }
         }
@@ -88,27 +88,25 @@ impl Process {
         self.wait()
     }
 
-    /// Stops it where it is, until [`Process::go_on`].
+    /// Stops the process (SIGSTOP) until [`Process::go_on`].
     #[track_caller]
     pub(crate) fn pause(&self) {
         self.signal(Signal::SIGSTOP);
     }
 
-    /// Lets it run again.
+    /// Continues the process.
     #[track_caller]
     pub(crate) fn go_on(&self) {
         self.signal(Signal::SIGCONT);
     }
 
-    /// Sends a signal.
     #[track_caller]
     pub(crate) fn signal(&self, signal: Signal) {
-        // The pid is its own as long as nobody has waited for it.
+        // The kernel does not reuse the pid before the process is reaped.
         assert!(self.status.is_none(), "has ended: {:#?}", self.lines());
         kill(Pid::from_raw(self.pid().cast_signed()), signal).unwrap();
     }
 
-    /// Waits for the end.
     #[track_caller]
     pub(crate) fn wait(&mut self) -> ExitStatus {
         eventually(Duration::from_secs(20), || {
@@ -116,10 +114,9 @@ impl Process {
         })
     }
 
-    /// Kills the process by SIGKILL.
     pub(crate) fn kill(&mut self) {
         if self.ended().is_none() {
-            // Both fail only where the process has just ended.
+            // Both fail only if the process has just ended.
             let _ = self.child.kill();
             let _ = self.child.wait();
         }

@@ -1,5 +1,5 @@
-//! The API server without its TLS and its passwords, for benches: a process for each request would take longer than what
-//! is measured.
+//! The API server without TLS and authentication, for benches: one kubectl process per request would take longer than
+//! what is measured.
 
 use std::{
     io::{BufRead as _, BufReader},
@@ -17,7 +17,7 @@ pub struct Proxy {
 }
 
 impl Proxy {
-    /// Starts it for the API server of a story.
+    /// Starts a proxy for the API server of a story.
     pub fn start(api: &Api) -> Self {
         let mut process = api.command("proxy --port=0").stdout(Stdio::piped()).spawn().unwrap();
         let mut line = String::new();
@@ -27,7 +27,7 @@ impl Proxy {
         Self { process, address }
     }
 
-    /// A request that must succeed.
+    /// Sends a request, which must succeed.
     pub fn ask(&self, method: &str, path: &str, kind: &str, body: &str) -> String {
         let length = body.len();
         let kind = format!("Content-Type: {kind}\r\nContent-Length: {length}");
@@ -41,7 +41,7 @@ impl Proxy {
 
 impl Drop for Proxy {
     fn drop(&mut self) {
-        // Both fail only where it has ended by itself.
+        // Both fail only if the proxy has ended by itself.
         let _ = self.process.kill();
         let _ = self.process.wait();
     }

@@ -1,4 +1,4 @@
-//! Random numbers that can be drawn again.
+//! Random numbers that a seed reproduces.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -12,7 +12,8 @@ impl Random {
         Self(seed)
     }
 
-    /// A generator with a seed from the clock or from `MIRROR_FUZZ_SEED`. Prints the seed, which repeats the run.
+    /// A generator with a seed from the clock or from `MIRROR_FUZZ_SEED`. Prints the seed, with which the run can be
+    /// repeated.
     pub fn from_clock(test: &str) -> Self {
         let seed = from_environment("MIRROR_FUZZ_SEED", || {
             SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_nanos() as u64
@@ -44,7 +45,7 @@ impl Random {
         choices[self.below(choices.len())]
     }
 
-    /// Puts these into a random order (Fisher and Yates).
+    /// Puts these into a random order (Fisher-Yates).
     pub fn shuffle<T>(&mut self, values: &mut [T]) {
         for end in (1..values.len()).rev() {
             values.swap(end, self.below(end + 1));

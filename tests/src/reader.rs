@@ -1,9 +1,9 @@
-//! Runs programs that nobody here wrote and that read copies: Suricata, softflowd, nfdump, Open vSwitch.
+//! Runs third-party programs that read copies: Suricata, softflowd, nfdump, Open vSwitch.
 //!
-//! They are those of Debian 13, in a tree of their own, which `cargo xtask test --level readers` brings. They run in it
-//! as in a container: in a network namespace and a mount namespace, with some directories of the test, and with the
-//! rest read-only. There is no container runtime, no cgroup and no seccomp profile. tshark is this machine's, and reads
-//! files: see `capture`.
+//! They are Debian 13's, in a directory tree of their own, which `cargo xtask test --level readers` installs. They run
+//! in it like in a container: in a network namespace and a mount namespace, with some directories of the test, and with
+//! the rest read-only. There is no container runtime, no cgroup and no seccomp profile. tshark is this machine's, and
+//! reads files: see `capture`.
 
 use std::{
     env, fs,
@@ -16,9 +16,9 @@ use nix::sys::signal::Signal;
 
 use crate::{Lab, Netns, SOON, check, eventually, process::Process};
 
-/// How many lines of a reader are printed if the test fails.
+/// Lines of a reader's output to print if the test fails.
 const LINES: usize = 40;
-/// The environment variable with the tree.
+/// The environment variable with the path of the tree.
 const TREE: &str = "MIRROR_READERS";
 
 /// Arguments: the tree, pairs of a directory of the test and its path in the tree, `--`, the program and its arguments.
@@ -52,7 +52,7 @@ pub(crate) fn contained(netns: &Netns, mounts: &[(PathBuf, String)], words: &[&s
     command
 }
 
-/// A program that runs until it is stopped. It is killed on drop, and what it has said is printed if the test fails.
+/// A program that runs until it is stopped. It is killed on drop, and its output is printed if the test fails.
 #[derive(Debug)]
 pub struct Reader {
     process: Process,
@@ -74,12 +74,12 @@ impl Reader {
         Self { process: Process::fed_by(&mut command, stdin), output }
     }
 
-    /// What it has said on standard output and standard error.
+    /// Its standard output and standard error so far.
     pub fn said(&self) -> String {
         fs::read_to_string(&self.output).unwrap() + &self.process.lines().join("\n")
     }
 
-    /// Waits until it has said that.
+    /// Waits until the output contains this text.
     #[track_caller]
     pub fn wait_for(&mut self, text: &str) {
         eventually(SOON, || {
@@ -88,7 +88,7 @@ impl Reader {
         });
     }
 
-    /// Sends a signal and waits for the end. It must end well, or by that signal.
+    /// Sends a signal and waits for the end. The program must exit with 0 or by that signal. Returns the output.
     #[track_caller]
     pub fn stop(mut self, signal: Signal) -> String {
         assert!(self.process.ended().is_none(), "it has ended by itself: {}", self.said());
@@ -97,7 +97,7 @@ impl Reader {
         self.said()
     }
 
-    /// Waits until it ends by itself. It must end well.
+    /// Waits until the program ends by itself, with 0. Returns the output.
     #[track_caller]
     pub fn wait(mut self) -> String {
         let status = self.process.wait();
@@ -119,7 +119,7 @@ impl Drop for Reader {
 
 impl Lab {
     /// The command for a program of Debian 13 that root starts in `netns`. It finds the files of the test at
-    /// `/run/story`. For a program that needs it, `/tmp` is the same directory.
+    /// `/run/story`. `/tmp` is the same directory, for programs that need it.
     #[track_caller]
     pub fn reader(&self, netns: &Netns, words: &[&str]) -> Command {
         let mounts = ["/run/story", "/tmp"].map(|path| (self.files().to_owned(), path.to_owned()));

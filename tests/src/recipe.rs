@@ -1,7 +1,7 @@
-//! The containers in the manifests of docs/recipes.md: the stories run them as they stand there.
+//! The containers in the manifests of docs/recipes.md, which stories run unchanged.
 //!
-//! A recipe is the container of a DaemonSet: its command, the files of its volumes, and its capabilities. It knows of a
-//! manifest what these recipes say, and is no kubelet.
+//! A recipe is the container of a DaemonSet: its command, the files of its volumes, and its capabilities. Only the
+//! fields that these recipes use are supported; this is no kubelet.
 
 use std::{fs, path::PathBuf, process::Command};
 
@@ -19,7 +19,6 @@ fn objects() -> Vec<Value> {
     objects.collect()
 }
 
-/// The object of this kind and name.
 #[track_caller]
 fn object(kind: &str, name: &str) -> Value {
     let found =
@@ -40,7 +39,7 @@ pub struct Recipe {
 }
 
 impl Recipe {
-    /// The DaemonSet of this name, with the files of its volumes among those of the test.
+    /// The DaemonSet of this name. The files of its volumes are written among the test's files.
     #[track_caller]
     pub fn of(lab: &Lab, daemon_set: &str) -> Self {
         let mut pod = object("DaemonSet", daemon_set)["spec"]["template"].take();
@@ -61,34 +60,34 @@ impl Recipe {
         Self { pod, mounts }
     }
 
-    /// The value of a label of its pods.
+    /// The value of a label of the pods.
     #[track_caller]
     pub fn label(&self, key: &str) -> &str {
         self.pod["metadata"]["labels"][key].as_str().unwrap_or_else(|| panic!("no label {key}"))
     }
 
-    /// Whether its pods use the node's network.
+    /// Whether the pods use the node's network.
     pub fn is_on_the_nodes_network(&self) -> bool {
         self.pod["spec"]["hostNetwork"] == true
     }
 
-    /// The command of its container.
+    /// The command of the container.
     pub fn words(&self) -> Vec<&str> {
         texts(&self.pod["spec"]["containers"][0]["command"])
     }
 
-    /// Runs its container in a network namespace.
+    /// The command that runs the container in a network namespace.
     #[track_caller]
     pub fn command(&self, netns: &Netns) -> Command {
         let context = &self.pod["spec"]["containers"][0]["securityContext"];
-        // What every program here has.
+        // Settings that every container here must have.
         assert_eq!((&context["runAsUser"], &context["readOnlyRootFilesystem"]), (&0.into(), &true.into()));
         assert_eq!(context["allowPrivilegeEscalation"], false);
         assert_eq!(texts(&context["capabilities"]["drop"]), ["ALL"]);
         self.limited(netns, &texts(&context["capabilities"]["add"]), &self.words())
     }
 
-    /// Runs another command with the same files, and with no capability.
+    /// A command that runs with the same files, and without capabilities.
     #[track_caller]
     pub fn command_of(&self, netns: &Netns, words: &[&str]) -> Command {
         self.limited(netns, &[], words)
@@ -101,7 +100,7 @@ impl Recipe {
         contained(netns, &self.mounts, &[&setpriv[..], words].concat())
     }
 
-    /// Where a file of the container is.
+    /// The path of a container's file on this machine.
     #[track_caller]
     pub fn file(&self, path: &str) -> PathBuf {
         let within = |(directory, mount): &(PathBuf, String)| {
@@ -118,7 +117,7 @@ mod tests {
 
     use super::*;
 
-    /// Whether the API knows every field of an object: what it does not know is not there any more.
+    /// Whether the API knows every field of an object. Unknown fields are lost in the round trip.
     fn is_whole<T: Serialize + DeserializeOwned>(object: &Value) {
         let parsed: T = serde_json::from_value(object.clone()).unwrap();
         assert_eq!(&serde_json::to_value(parsed).unwrap(), object);

@@ -13,14 +13,15 @@ use nix::sys::socket;
 
 use crate::Netns;
 
-/// How the relay treats the traffic.
+/// Treatment of the traffic.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Way {
     /// All traffic passes.
     Open,
-    /// The relay closes all connections, also new ones.
+    /// The relay closes all connections, including new ones.
     Refused,
-    /// The relay holds all traffic back, and closes no connection. The traffic passes when the way is open again.
+    /// The relay holds all traffic back, and closes no connection. The traffic passes when the relay is [`Way::Open`]
+    /// again.
     Silent,
 }
 
@@ -48,9 +49,9 @@ impl Relay {
         });
         let (accepting, to) = (listener.try_clone().unwrap(), Arc::clone(&road));
         thread::spawn(move || {
-            // It ends when the listener is shut down.
+            // The loop ends when the listener is shut down.
             for client in accepting.incoming().map_while(Result::ok) {
-                // Either end may have gone meanwhile: then so does the other.
+                // If one side has closed meanwhile, the other is closed too.
                 let server = *to.server.lock().unwrap();
                 if let Ok(server) = TcpStream::connect(server) {
                     let _ = to.join(client, server);
@@ -60,7 +61,6 @@ impl Relay {
         Self { listener, road }
     }
 
-    /// The port at which it listens.
     pub(crate) fn port(&self) -> u16 {
         self.listener.local_addr().unwrap().port()
     }
@@ -71,7 +71,7 @@ impl Relay {
         self.road.close();
     }
 
-    /// Changes how the relay treats the traffic from now on.
+    /// Changes the treatment of the traffic from now on.
     pub(crate) fn set(&self, way: Way) {
         *self.road.way.lock().unwrap() = way;
         self.road.changed.notify_all();
@@ -128,7 +128,7 @@ impl Road {
             }
         }
         for end in [from, to] {
-            // It may be closed.
+            // The socket may already be closed.
             let _ = end.shutdown(Shutdown::Both);
         }
     }

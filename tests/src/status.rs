@@ -1,4 +1,4 @@
-//! The output of `mirror-agent status -o json`, and questions of stories about it.
+//! The output of `mirror-agent status -o json`, with accessors for stories.
 //!
 //! These are not the agent's types: the output is an interface, and if it changes, a story must fail.
 
@@ -18,18 +18,19 @@ pub struct Status {
     pub targets: Vec<Target>,
     /// The taps.
     pub taps: Vec<TapStatus>,
-    /// The part that only a running agent has, without the coverage ([`Lab::coverage`](crate::Lab::coverage)). `None` if
-    /// none runs.
+    /// The part that only a running agent has, without the coverage ([`Lab::coverage`](crate::Lab::coverage)). `None`
+    /// if no agent runs.
     pub notes: Option<serde_json::Value>,
 }
 
 impl Status {
-    /// The target `default`, which is the mirror interface. It has no device until an agent has written it.
+    /// The target `default`, which is the mirror interface. Returns a target without a device before an agent has
+    /// written it.
     pub fn mirror(&self) -> Target {
         self.target("default")
     }
 
-    /// The target of this name. It has no device until an agent has written it.
+    /// The target of this name. Returns a target without a device before an agent has written it.
     pub fn target(&self, name: &str) -> Target {
         self.targets.iter().find(|target| target.name == name).cloned().unwrap_or_default()
     }
@@ -48,19 +49,19 @@ impl Status {
 pub struct Target {
     /// Name.
     pub name: String,
-    /// What the administrator named.
+    /// The destination that the administrator has configured.
     pub destination: String,
-    /// The device that takes the copies.
+    /// The device that receives the copies.
     pub device: String,
-    /// ifindex; none if it does not exist.
+    /// ifindex; `None` if the device does not exist.
     pub ifindex: Option<u32>,
-    /// Up and with a carrier; or, for a stream, read by a program.
+    /// The device is up with a carrier, or a program reads the stream.
     pub up: bool,
-    /// A program reads the copies.
+    /// The target is a stream.
     pub stream: bool,
-    /// Frames that the device has dropped; none without a device.
+    /// Frames that the device has dropped; `None` without a device.
     pub dropped: Option<u64>,
-    /// Copies are made only for readers.
+    /// Copies are made only while a reader exists.
     pub when_read: bool,
 }
 
@@ -72,17 +73,17 @@ pub struct TapStatus {
     pub ifindex: u32,
     /// Its name.
     pub device: String,
-    /// It is inside the pod.
+    /// Whether the device is inside the pod.
     pub inside: bool,
-    /// The pod that it is for.
+    /// The tapped pod.
     pub pod: Option<PodRef>,
-    /// The NIC that it is for.
+    /// The tapped NIC.
     pub nic: String,
-    /// The network that the NIC is in.
+    /// The network of the NIC.
     pub network: Option<String>,
     /// By hook: how the program is attached.
     pub attached: BTreeMap<String, String>,
-    /// The NIC inside the pod, if what reaches the pod is seen there.
+    /// The NIC inside the pod, if ingress is tapped there.
     pub pod_side: Option<PodSide>,
     /// Its sessions.
     pub sessions: Vec<SessionStatus>,
@@ -104,12 +105,12 @@ impl TapStatus {
     }
 }
 
-/// Whether this word for a hook says that a program of ours runs there.
+/// Whether this value of a hook means that one of podmirror's programs runs there.
 fn runs(attached: &str) -> bool {
     !matches!(attached, "none" | "unknown")
 }
 
-/// For the mirror without a name, which most stories use.
+/// Gives access to the mirror without a name, which most stories use.
 impl Deref for TapStatus {
     type Target = SessionStatus;
 
@@ -119,7 +120,7 @@ impl Deref for TapStatus {
     }
 }
 
-/// The side of a tap inside the pod.
+/// The pod side of a tap.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PodSide {
@@ -135,29 +136,29 @@ pub struct PodSide {
 pub struct SessionStatus {
     /// The mirror.
     pub mirror: String,
-    /// Where its copies go.
+    /// The target of its copies.
     pub target: String,
-    /// Its number on the node.
+    /// Its serial number on the node.
     pub serial: u32,
     /// The tunnel key of its copies.
     pub tunnel_key: Option<u32>,
-    /// The place of the request for the mirror.
+    /// Where the mirror was requested.
     pub origin: String,
-    /// Directions that are wanted.
+    /// The requested directions.
     pub direction: String,
     /// The settings, as JSON.
     pub settings: serde_json::Value,
-    /// The budget that is used up.
+    /// The exhausted budget.
     pub ended: Option<String>,
-    /// What is left of the budgets, as JSON.
+    /// Remaining budgets, as JSON.
     pub left: serde_json::Value,
     /// The counters that are not zero.
     pub counters: Vec<Counts>,
-    /// The copies that are not as asked for.
+    /// Copies that differ from what was requested.
     pub misfits: Vec<Misfit>,
 }
 
-/// Copies of a session that are not as asked for.
+/// Copies of a session that differ from what was requested.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Misfit {
@@ -165,14 +166,14 @@ pub struct Misfit {
     pub direction: String,
     /// `cut` or `long`.
     pub kind: String,
-    /// How many.
+    /// Number of copies.
     pub packets: u64,
     /// The bytes by which they differ.
     pub bytes: u64,
 }
 
 impl SessionStatus {
-    /// Copies of both directions that were cut, and the bytes that they lack.
+    /// Cut copies of both directions, and the bytes that they lack.
     pub fn cut(&self) -> (u64, u64) {
         let cut = self.misfits.iter().filter(|misfit| misfit.kind == "cut");
         cut.fold((0, 0), |sum, misfit| (sum.0 + misfit.packets, sum.1 + misfit.bytes))

@@ -1,4 +1,4 @@
-//! Runs Open vSwitch: for stories and benches. Its datapath is a module of the kernel, which the guests have.
+//! Runs Open vSwitch, for stories and benches. Its datapath is a kernel module, which the guests have.
 
 use std::process::Command;
 
@@ -9,8 +9,8 @@ use crate::{Lab, Netns, Reader};
 /// The control socket of the daemon.
 const CONTROL: &str = "/run/story/ovs-vswitchd.ctl";
 
-/// Open vSwitch on a machine: its database and its daemon, with all files in the directory of the test. One at a time in a
-/// test.
+/// Open vSwitch on a machine: its database and its daemon, with all files in the directory of the test. Only one
+/// instance at a time per test.
 #[derive(Debug)]
 pub struct Switch<'a> {
     lab: &'a Lab,
@@ -20,7 +20,7 @@ pub struct Switch<'a> {
 }
 
 impl<'a> Switch<'a> {
-    /// Starts both in a namespace, without a bridge.
+    /// Starts database and daemon in a namespace, without a bridge.
     #[track_caller]
     pub fn start(lab: &'a Lab, netns: &'a Netns) -> Self {
         let run = |line: &str| Reader::start(lab, "ovs", command(lab, netns, line)).wait();
@@ -34,25 +34,25 @@ impl<'a> Switch<'a> {
         Self { lab, netns, daemon, database }
     }
 
-    /// Runs a command, and returns what it says.
+    /// Runs a command, and returns its output.
     #[track_caller]
     pub fn asked(&self, line: &str) -> String {
         Reader::start(self.lab, "ovs", command(self.lab, self.netns, line)).wait()
     }
 
-    /// Runs a command that says something only if it cannot do all.
+    /// Runs a command that must print nothing: it prints only what it cannot do.
     #[track_caller]
     pub fn run(&self, line: &str) {
         assert_eq!(self.asked(line), "", "{line}");
     }
 
-    /// Has it forget what it has told the kernel of each flow, so that it decides again at the next packet.
+    /// Deletes the flows that the daemon has installed in the kernel, so that the next packet of each is decided again.
     #[track_caller]
     pub fn forget_flows(&self) {
         self.run(&format!("ovs-appctl -t {CONTROL} revalidator/purge"));
     }
 
-    /// Deletes a bridge, and ends both.
+    /// Deletes a bridge, and ends database and daemon.
     #[track_caller]
     pub fn end(self, bridge: &str) {
         self.run(&format!("ovs-vsctl del-br {bridge}"));
@@ -62,7 +62,7 @@ impl<'a> Switch<'a> {
 }
 
 impl Netns {
-    /// Whether the kernel has the datapath of Open vSwitch. It loads the module when it is asked.
+    /// Whether the kernel has the datapath of Open vSwitch. Loads the module if it exists.
     pub fn has_datapath(&self) -> bool {
         self.try_run("genl ctrl get name ovs_datapath").status.success()
     }

@@ -1,6 +1,6 @@
 //! Runs `mirror-agent tail` and `mirror-agent capture`, and reads the pcapng files that they write.
 //!
-//! The reader of files is not the agent's code: it is the few lines of the format that these stories need
+//! The reader of files is not the agent's code: it implements the few parts of the format that these stories need
 //! (draft-ietf-opsawg-pcapng).
 
 use std::{
@@ -18,7 +18,7 @@ use crate::{Captured, Exit, Frames, Lab, eventually, process::Process};
 #[derive(Debug)]
 pub struct Tail {
     process: Process,
-    /// Where it writes: a file, or its standard output.
+    /// Output file, or the name of standard output.
     file: PathBuf,
 }
 
@@ -31,7 +31,7 @@ impl Tail {
         tail
     }
 
-    /// Starts it again and again as long as it is refused, and waits until it reads.
+    /// Starts the command repeatedly while the agent refuses it, and waits until it reads.
     #[track_caller]
     pub fn start_when_free(lab: &Lab, arguments: &[&str]) -> Self {
         eventually(crate::SOON, || {
@@ -44,34 +44,34 @@ impl Tail {
         })
     }
 
-    /// As [`Tail::start`] with its standard output, a pipe, in the place of a file. Also returns the pipe.
+    /// As [`Tail::start`] with its standard output, a pipe, instead of a file. Also returns the pipe.
     #[track_caller]
     pub fn piped(lab: &Lab, arguments: &[&str]) -> (Self, PipeReader) {
         let (reader, writer) = io::pipe().unwrap();
-        // `capture` takes a path only.
+        // `capture` accepts only a path.
         let file = PathBuf::from(if arguments[0] == "tail" { "-" } else { "/dev/stdout" });
         let mut command = lab.agent(arguments);
         let process = Process::start(command.arg("-w").arg(&file).stdout(writer));
-        // The command has the other end of the pipe, too.
+        // The command holds the other end of the pipe, too.
         drop(command);
         let mut tail = Self { process, file };
         tail.wait_until_it_reads(lab);
         (tail, reader)
     }
 
-    /// Waits until its packets are copied to it.
+    /// Waits until packets are copied to the command.
     #[track_caller]
     pub fn wait_until_it_reads(&mut self, lab: &Lab) {
         let is_file = self.file != Path::new("-");
         eventually(crate::SOON, || {
             let ended = self.process.ended();
             assert!(ended.is_none(), "it has ended ({ended:?}): {:#?}", self.process.lines());
-            // The file is made when the session is there. The programs of a new tap are attached a little later.
+            // The file is created when the session exists. The programs of a new tap are attached a little later.
             let status = lab.try_status()?;
             let is_read = |target: &&crate::Target| target.stream && target.up;
             let reads = status.targets.iter().any(|target| is_read(&target))
                 && status.taps.iter().all(crate::TapStatus::is_attached);
-            // Without a file, the first tap shows that.
+            // Without a file, the first tap shows that the session exists.
             let has_session = if is_file { self.file.exists() } else { !status.taps.is_empty() };
             crate::check(has_session && reads, || format!("no tail yet: {status:#?}"))
         });
@@ -83,7 +83,7 @@ impl Tail {
         Self::into_fifo(lab, arguments, &file)
     }
 
-    /// The same, with this FIFO in the place of the file.
+    /// The same, with this FIFO instead of the file.
     pub fn into_fifo(lab: &Lab, arguments: &[&str], file: &Path) -> Self {
         let file = file.to_owned();
         let mut command = lab.agent(arguments);
@@ -95,38 +95,38 @@ impl Tail {
         Self { process: Process::start(command), file }
     }
 
-    /// Its process.
+    /// The process's pid.
     pub fn pid(&self) -> u32 {
         self.process.pid()
     }
 
-    /// Its file.
+    /// Path of the file.
     pub fn path(&self) -> &Path {
         &self.file
     }
 
-    /// The file so far.
+    /// The content of the file so far.
     #[track_caller]
     pub fn file(&self) -> PacketFile {
         PacketFile::read(&self.file)
     }
 
-    /// Keeps it from reading.
+    /// Stops the process from reading (SIGSTOP).
     pub fn pause(&self) {
         self.process.pause();
     }
 
-    /// Lets it read again.
+    /// Continues the process.
     pub fn go_on(&self) {
         self.process.go_on();
     }
 
-    /// Asks for a file of what it has kept so far.
+    /// Requests a file of the packets that the process has kept so far.
     pub fn save(&self) {
         self.process.signal(Signal::SIGUSR1);
     }
 
-    /// Ends it as Ctrl-C does. It must end well.
+    /// Ends the process as Ctrl-C does. It must exit with 0.
     #[track_caller]
     pub fn stop(mut self) -> PacketFile {
         let status = self.process.end(Signal::SIGINT);
@@ -134,7 +134,7 @@ impl Tail {
         self.file()
     }
 
-    /// Waits until it ends by itself. It must end well.
+    /// Waits until the process ends by itself. It must exit with 0.
     #[track_caller]
     pub fn wait(mut self) -> PacketFile {
         let status = self.process.wait();
@@ -142,38 +142,38 @@ impl Tail {
         self.file()
     }
 
-    /// Waits until it ends by itself, and returns its exit code too.
+    /// Waits until the process ends by itself, and also returns its exit code.
     #[track_caller]
     pub fn end(mut self) -> (Option<i32>, PacketFile) {
         let status = self.process.wait();
         (status.code(), self.file())
     }
 
-    /// Waits until it has logged a line with this text.
+    /// Waits for a log line with this text.
     #[track_caller]
     pub fn wait_for_log(&mut self, text: &str) {
         self.process.wait_for_line(text);
     }
 
-    /// Asks it to end, as Ctrl-C does.
+    /// Interrupts the process, as Ctrl-C does, without waiting.
     pub fn interrupt(&self) {
         self.process.signal(Signal::SIGINT);
     }
 
-    /// Waits until it ends, and returns how it has ended.
+    /// Waits for the end, and returns exit code and output.
     #[track_caller]
     pub fn exit(mut self) -> Exit {
         let code = self.process.wait().code();
         Exit { code, stdout: String::new(), stderr: self.process.lines().join("\n") }
     }
 
-    /// Kills it.
+    /// Kills the process.
     pub fn kill(mut self) {
         self.process.end(Signal::SIGKILL);
     }
 }
 
-/// `mirror-agent tail ... -w - | tee FILE | tcpdump -nr -`. `tee` and tcpdump end with `tail`, whose end is theirs.
+/// `mirror-agent tail ... -w - | tee FILE | tcpdump -nr -`. `tee` and tcpdump end when `tail` closes the pipe.
 #[derive(Debug)]
 pub struct PipedTail {
     tail: Tail,
@@ -189,12 +189,12 @@ impl PipedTail {
         let (file, text) = (lab.files().join("piped.pcapng"), lab.files().join("piped.txt"));
         let (tail, from_tail) = Tail::piped(lab, arguments);
         let (from_tee, to_tcpdump) = io::pipe().unwrap();
-        // It is there before `tee` makes it.
+        // The file exists before `tee` creates it.
         File::create(&file).unwrap();
         let tee = Command::new("tee").arg(&file).stdin(from_tail).stdout(to_tcpdump).spawn().unwrap();
         let mut tcpdump = Command::new("tcpdump");
         tcpdump.args(["-nq", "-Z", "root", "-r", "-"]).stdin(from_tee).stdout(File::create(&text).unwrap());
-        // It names the file that it reads.
+        // tcpdump prints the name of the file that it reads.
         let tcpdump = tcpdump.stderr(Stdio::null()).spawn().unwrap();
         Self { tail, others: [tee, tcpdump], file, text }
     }
@@ -205,7 +205,7 @@ impl PipedTail {
         PacketFile::read(&self.file)
     }
 
-    /// Ends `tail` as Ctrl-C does. All of them must end well. Returns the packets, and tcpdump's text for them.
+    /// Ends `tail` as Ctrl-C does. All three must exit with 0. Returns the packets, and tcpdump's text for them.
     #[track_caller]
     pub fn stop(self) -> (PacketFile, String) {
         let Self { tail, others, file, text } = self;
@@ -228,11 +228,11 @@ pub struct FilePacket {
     pub direction: &'static str,
     /// Its time in ns since the epoch.
     pub time_ns: u64,
-    /// Its bytes.
+    /// Bytes and length.
     pub frame: Captured,
 }
 
-/// The parts of a pcapng file that stories ask for.
+/// The parts of a pcapng file that stories check.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct PacketFile {
     /// The names of its interfaces.
@@ -241,22 +241,22 @@ pub struct PacketFile {
     pub descriptions: Vec<String>,
     /// The hardware of its interfaces.
     pub hardware: Vec<String>,
-    /// Its packets in their order.
+    /// Its packets in order.
     pub packets: Vec<FilePacket>,
     /// For each interface with statistics: packets received, and dropped.
     pub statistics: Vec<(u64, u64)>,
-    /// For each interface with statistics: packets that a rate or a budget has kept out.
+    /// For each interface with statistics: packets that a rate or a budget has not let through.
     pub limited: Vec<u64>,
 }
 
 impl PacketFile {
-    /// Reads a file. It may end in the middle of a block.
+    /// Reads a file. It can end in the middle of a block.
     #[track_caller]
     pub fn read(path: &Path) -> Self {
         Self::parse(&fs::read(path).unwrap())
     }
 
-    /// Reads the bytes of a file. They may end in the middle of a block.
+    /// Parses the bytes of a file. They can end in the middle of a block.
     pub fn parse(bytes: &[u8]) -> Self {
         let u32_at =
             |at: usize| bytes.get(at..at + 4).map(|word| u32::from_le_bytes(word.try_into().unwrap()));

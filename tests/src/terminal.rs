@@ -1,4 +1,4 @@
-//! A program on a terminal of its own, which `script` of util-linux makes, and what it shows there.
+//! A program on a terminal of its own, which `script` of util-linux creates, and its output there.
 
 use std::{
     fs,
@@ -9,7 +9,7 @@ use std::{
 
 use crate::process::Process;
 
-/// A program on a terminal. It is hung up on drop.
+/// A program on a terminal. It receives SIGHUP on drop.
 #[derive(Debug)]
 pub struct Terminal {
     process: Process,
@@ -18,7 +18,7 @@ pub struct Terminal {
 }
 
 impl Terminal {
-    /// Starts this command, whose words have no special characters. `files` is a directory for what it shows.
+    /// Starts this command, whose words must have no special characters. `files` is a directory for the output.
     #[track_caller]
     pub fn start(command: &Command, files: &Path) -> Self {
         let shown = files.join("terminal.txt");
@@ -27,8 +27,8 @@ impl Terminal {
         let is_plain = |word: &&str| word.chars().all(|c| c.is_ascii_alphanumeric() || "-_./=".contains(c));
         assert!(words.iter().all(is_plain), "{words:?}");
         let (screen, keys) = io::pipe().unwrap();
-        // `script` runs a shell. Without `exec`, some shells stay as the parent of the program, get the Ctrl-C too, and
-        // die of it, so that the exit code would be theirs.
+        // `script` runs a shell. Without `exec`, some shells remain as the program's parent, receive the Ctrl-C too,
+        // and are killed by it, so that the exit code would be the shell's.
         let program = format!("exec {}", words.join(" "));
         let mut script = Command::new("script");
         script.args(["--quiet", "--return", "--flush", "--command", &program]).arg(&shown);
@@ -37,7 +37,7 @@ impl Terminal {
         Self { process, keys, shown }
     }
 
-    /// What the program has shown so far.
+    /// The program's output so far.
     pub fn shown(&self) -> String {
         String::from_utf8_lossy(&fs::read(&self.shown).unwrap_or_default()).into_owned()
     }

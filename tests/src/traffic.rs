@@ -21,7 +21,7 @@ impl Netns {
     /// Pings an address from inside `count` times with `size` bytes of data. Every ping must be answered.
     #[track_caller]
     pub fn ping_every(&self, interval: Duration, to: IpAddr, count: usize, size: usize) {
-        // A deadline for each answer that an emulated machine meets too: a lost ping is waited for, not hidden.
+        // A timeout that an emulated machine meets too: a lost ping is waited for, not hidden.
         let (wait, interval) = (scaled(SOON).as_secs(), interval.as_secs_f64());
         let output = self.run(&format!("ping -n -q -i {interval} -c {count} -s {size} -W {wait} {to}"));
         assert!(output.contains(&format!("{count} received")), "{output}");
@@ -125,7 +125,7 @@ impl Conversation {
 /// Sends datagrams from one pod to another and back, one after the other as fast as possible, until it is stopped.
 ///
 /// One thread does all work. With two threads that wake each other for every datagram, the kernel's RCU thread did not
-/// run for seconds (Linux 6.18, two CPUs). Attachments and lists of devices of all tests wait for that thread.
+/// run for seconds (Linux 6.18, two CPUs). In all tests, attaching programs and listing devices waits for that thread.
 #[derive(Debug)]
 pub struct Flood {
     rounds: Arc<AtomicUsize>,
@@ -163,7 +163,7 @@ impl Flood {
         Self { rounds, stop, thread: Some(thread) }
     }
 
-    /// Waits until `more` datagrams have been sent and have come back from now on.
+    /// Waits until `more` further datagrams have been sent and have come back.
     #[track_caller]
     pub fn go_on(&self, more: usize) {
         let goal = self.rounds.load(Ordering::Relaxed) + more;
@@ -173,7 +173,7 @@ impl Flood {
         });
     }
 
-    /// Stops, and returns how many datagrams were sent and came back. Panics if one is lost.
+    /// Stops, and returns the number of datagrams that were sent and came back. Panics if one is lost.
     #[track_caller]
     pub fn stop(mut self) -> usize {
         self.end().expect("no datagram is lost");
@@ -188,7 +188,7 @@ impl Flood {
 
 impl Drop for Flood {
     fn drop(&mut self) {
-        // A failure of the thread is reported where it is stopped; here the test has failed already.
+        // `stop` reports a failure of the thread; here the test has already failed.
         let _ = self.end();
     }
 }
@@ -210,7 +210,7 @@ pub fn while_pinging<T>(interval: Duration, from: &PodNs, to: &PodNs, work: impl
                 from.ping_every(interval, to.v4(), 50, 56);
             }
         });
-        // Also when `work` fails: else the scope would wait for ever.
+        // Stops the pings also if `work` panics: otherwise the scope would wait forever.
         let done = std::panic::catch_unwind(std::panic::AssertUnwindSafe(work));
         stop.store(true, Ordering::Relaxed);
         talk.join().expect("every ping is answered");
@@ -241,7 +241,7 @@ impl Pinging {
         pinging
     }
 
-    /// Stops, and returns how many pings were sent. Panics if a ping was not answered.
+    /// Stops, and returns the number of sent pings. Panics if a ping was not answered.
     #[track_caller]
     pub fn stop(mut self) -> usize {
         self.ping.end(Signal::SIGINT);

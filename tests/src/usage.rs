@@ -1,4 +1,4 @@
-//! What a process uses: for benches.
+//! Resource use of a process, for benches.
 
 use std::{fs, time::Duration};
 
@@ -9,13 +9,13 @@ use nix::{
 
 const KIB_IN_MIB: f64 = 1024.0;
 
-/// The CPU time that a process has used.
+/// CPU time that a process has used.
 pub fn cpu_time(pid: u32) -> Duration {
     let clock = clock_getcpuclockid(Pid::from_raw(pid.cast_signed())).unwrap();
     Duration::from(clock_gettime(clock).unwrap())
 }
 
-/// The memory of a process (RSS) in MiB: now, and at most so far.
+/// Resident memory of a process (RSS) in MiB: now, and its maximum so far.
 pub fn memory(pid: u32) -> (f64, f64) {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
     let value = |key: &str| {

@@ -1,12 +1,12 @@
 //! Computes what a NIC makes of a frame before it is on the wire: segments and checksums.
 //!
 //! It is the oracle for copies without offloads: TCP super-frames are cut at an MTU of 1500 bytes, checksums of TCP and
-//! UDP are finished, and all other bytes stay unchanged. It does not look into frames with a VLAN tag, IP options,
-//! extension headers or tunnels, because the stories do not send them.
+//! UDP are completed, and all other bytes stay unchanged. Frames with a VLAN tag, IP options, extension headers or
+//! tunnels are not parsed, because the stories do not send them.
 
 use crate::Frames;
 
-/// Bytes of an IP packet on the wire, at most.
+/// Largest IP packet on the wire, in bytes.
 const MTU: usize = 1500;
 const ETHERNET: usize = 14;
 const TCP: u8 = 6;
@@ -21,14 +21,14 @@ impl Frames {
     }
 }
 
-/// A packet of TCP or UDP inside a frame.
+/// A TCP or UDP packet in a frame.
 #[derive(Clone, Copy)]
 struct Packet {
     is_v6: bool,
     protocol: u8,
-    /// Where the header of TCP or UDP begins.
+    /// Offset of the TCP or UDP header.
     transport: usize,
-    /// Where the payload begins.
+    /// Offset of the payload.
     payload: usize,
 }
 
@@ -66,7 +66,7 @@ impl Packet {
         put(&mut frame, at, 0);
         let pseudo_header = sum(&frame[addresses], length as u32 + u32::from(protocol));
         let checksum = !sum(&frame[transport..], pseudo_header.into());
-        // A checksum of zero would mean to UDP that there is none.
+        // In UDP, a checksum of zero means "no checksum".
         put(&mut frame, at, if protocol == UDP && checksum == 0 { 0xffff } else { checksum });
         frame
     }
@@ -87,10 +87,10 @@ fn on_a_wire(frame: &[u8]) -> Vec<Vec<u8>> {
         segment[transport + 4..transport + 8].copy_from_slice(&number.to_be_bytes());
         let flags = &mut segment[transport + 13];
         if index != 0 {
-            *flags &= !0x80; // CWR: the first alone
+            *flags &= !0x80; // CWR: only in the first segment
         }
         if index != last {
-            *flags &= !0x09; // FIN and PSH: the last alone
+            *flags &= !0x09; // FIN and PSH: only in the last segment
         }
         if !is_v6 {
             put(&mut segment, 18, u16_at(frame, 18).wrapping_add(index as u16));
@@ -100,8 +100,8 @@ fn on_a_wire(frame: &[u8]) -> Vec<Vec<u8>> {
     data.chunks(most).enumerate().map(segment).collect()
 }
 
-/// The frame with the checksum 0, if it is TCP with the checksum 0xffff: both stand for the same sum. The kernel writes
-/// 0xffff (`CSUM_MANGLED_0`) into a frame that it finishes alone, but 0 into a segment of a super-frame.
+/// Replaces a TCP checksum of 0xffff by 0: both represent the same sum. The kernel writes 0xffff (`CSUM_MANGLED_0`)
+/// into a single frame, but 0 into a segment of a super-frame.
 pub(crate) fn with_one_zero(mut frame: Vec<u8>) -> Vec<u8> {
     if let Some(Packet { protocol: TCP, transport, .. }) = Packet::of(&frame)
         && u16_at(&frame, transport + 16) == 0xffff
@@ -138,17 +138,17 @@ fn put(frame: &mut [u8], at: usize, value: u16) {
 mod tests {
     use super::*;
 
-    /// The place of the checksum in a frame of TCP over IPv4.
+    /// Offset of the checksum in a frame of TCP over IPv4.
     const AT: usize = 50;
 
-    /// About one frame in 65536 is like this.
+    /// About one frame in 65536 has this checksum.
     #[test]
     fn a_checksum_of_zero_has_two_forms_and_another_one_has_one() {
         let mut frame = [&[2; 12][..], &[8, 0, 0x45], &[0; 41], &[9; 6]].concat();
         (frame[23], frame[46]) = (TCP, 0x50);
         let finished = on_a_wire(&frame).remove(0);
         let checksum = u16_at(&finished, AT);
-        // With its own checksum as one more word of data, a packet has the checksum 0.
+        // With its own checksum as an additional word of data, a packet has the checksum 0.
         put(&mut frame, 54, 0);
         let without = u16_at(&on_a_wire(&frame).remove(0), AT);
         put(&mut frame, 54, without);

@@ -1,18 +1,19 @@
-//! What Wireshark's own programs find in a pcapng file: capinfos counts its packets, and tshark checks and prints them.
+//! Checks a pcapng file with Wireshark's own programs: capinfos counts its packets, and tshark verifies and prints
+//! them.
 
 use std::{path::Path, process::Command};
 
-/// The protocols whose checksums tshark compares.
+/// The protocols whose checksums tshark verifies.
 const CHECKED: [&str; 5] = ["ip", "tcp", "udp", "icmp", "icmpv6"];
-/// What tshark says of a flow with a packet too many, too few or out of order.
+/// tshark's reports for a flow with an additional, missing or reordered packet.
 const FLOW: [&str; 5] =
     ["out_of_order", "retransmission", "duplicate_ack", "lost_segment", "ack_lost_segment"];
 
 /// Checks that capinfos counts `packets` packets in the file, and that tshark finds good checksums of each of the
-/// `protocols` and no bad one, no malformed packet, and no flow with a packet too many, too few or out of order.
+/// `protocols` and no bad one, no malformed packet, and no flow with an additional, missing or reordered packet.
 ///
-/// Segments of one connection that two CPUs send reach the tap out of order, and tshark says so: traffic for this check
-/// comes from one CPU ([`OneCpu`](crate::OneCpu)).
+/// Segments of one connection that two CPUs send reach the tap out of order, and tshark reports that: traffic for this
+/// check must come from one CPU ([`OneCpu`](crate::OneCpu)).
 #[track_caller]
 pub fn wireshark_finds_nothing_wrong(file: &Path, packets: usize, protocols: &[&str]) {
     let mut capinfos = Command::new("capinfos");
@@ -42,7 +43,7 @@ pub fn dissected(file: &Path, filter: &str, fields: &[&str]) -> Vec<Vec<String>>
     rows.lines().map(|row| row.split('\t').map(str::to_owned).collect()).collect()
 }
 
-/// What a program prints. It must end well.
+/// A program's output. It must exit with 0.
 #[track_caller]
 fn output(command: &mut Command) -> String {
     let output = command.output().unwrap();

@@ -42,7 +42,7 @@ pub(crate) struct BenchArgs {
     arguments: Vec<String>,
 }
 
-/// Measures and prints.
+/// Runs the benchmark, which prints its figures.
 pub(crate) fn run(args: BenchArgs) -> Result<()> {
     let BenchArgs { bench, arguments } = args;
     if bench != Bench::Traffic && !arguments.is_empty() {
@@ -59,7 +59,7 @@ pub(crate) fn run(args: BenchArgs) -> Result<()> {
     cargo.args(["--package", "mirror-tests", "--bench"]);
     match bench {
         Bench::Packet => cargo.arg("packet").run(),
-        // Here and below, the agent as users run it: optimised.
+        // Here and below, the agent is optimised, as users run it.
         Bench::Target => cargo.arg("target").env("MIRROR_AGENT", workspace::release_agent()?).run(),
         Bench::Capture => cargo.arg("capture").env("MIRROR_AGENT", workspace::release_agent()?).run(),
         Bench::Scale => level::with_api(cargo.arg("scale").env("MIRROR_AGENT", workspace::release_agent()?)),
@@ -71,7 +71,7 @@ pub(crate) fn run(args: BenchArgs) -> Result<()> {
             programs::bring(&programs::TRAFFIC)?;
             let agent = workspace::release_agent()?;
             let mut traffic = command(workspace::traffic()?);
-            // In our place, so that Ctrl-C ends nothing before the benchmark has removed what it made.
+            // Replaces this process, so that Ctrl-C does not end it before the benchmark has removed what it created.
             Err(traffic.env("MIRROR_AGENT", agent).args(arguments).exec()).context("bench traffic")
         }
     }

@@ -1,7 +1,7 @@
 //! Renders the Helm chart, and checks the result.
 //!
-//! This module does not talk to a cluster. The tests on a cluster check that the API server accepts the result, and
-//! that the agent runs with it. `generate` and `lint` call this module.
+//! This module does not use a cluster. The tests on a cluster check that the API server accepts the result, and that
+//! the agent runs with it. `generate` and `lint` call this module.
 
 use std::{fs, process::Command};
 
@@ -17,7 +17,7 @@ const OLDEST_KUBERNETES: &str = "1.25.0";
 /// The manifest in `deploy/rendered` is for this version and newer ones.
 const RENDERED_FOR: &str = "1.30.0";
 
-/// Accepted values, and text that the result must have because of them.
+/// Accepted values, and the text that the result must contain because of them.
 const TAKEN: &[(&[&str], &str)] = &[
     (&[], "container.apparmor.security.beta.kubernetes.io/agent: unconfined"),
     (&["securityContext.appArmorProfile=null"], "kubectl.kubernetes.io/default-container: agent\n    spec:"),
@@ -92,8 +92,8 @@ const TAKEN: &[(&[&str], &str)] = &[
     (&["extraEnv[0].name=MIRROR_ATTACH", "extraEnv[0].value=tcx"], "- name: MIRROR_ATTACH"),
 ];
 
-/// As above, for the version of the manifest in `deploy/rendered`. The oldest version has nothing that the controller could
-/// sum up.
+/// As above, for the version of the manifest in `deploy/rendered`. With the oldest version the controller has nothing
+/// to sum up.
 const TAKEN_BY_NEWER: &[(&[&str], &str)] = &[
     (&["controller.replicas=2"], "kind: Deployment\nmetadata:\n  name: podmirror-controller"),
     (&["controller.enabled=false"], "kind: DaemonSet"),
@@ -106,7 +106,7 @@ const TAKEN_BY_NEWER: &[(&[&str], &str)] = &[
     (&["maxMirrorDuration=1h30m"], "<= duration('1h30m')"),
 ];
 
-/// What only the controller has.
+/// Text that only the controller's manifests contain.
 const OF_CONTROLLER: &str = "kind: Deployment";
 
 /// Refused values, and a part of the error message.
@@ -209,7 +209,7 @@ pub(crate) fn check() -> Result<()> {
 fn template(values: &[&str], kubernetes: &str) -> Result<Command> {
     let mut template = helm()?;
     template.args(["template", "podmirror", "deploy/chart", "--namespace", "podmirror"]);
-    // A helm that Go has built without helm's own makefile takes the cluster for an ancient one.
+    // A helm that Go has built without helm's own makefile assumes a very old cluster.
     template.args(["--kube-version", kubernetes]);
     template.args(values.iter().flat_map(|value| ["--set", value]));
     Ok(template)

@@ -1,5 +1,5 @@
 //! `cargo xtask cluster`: starts and removes a real Kubernetes node on this machine, with `mirror-test-cluster`. The
-//! submodule has the levels of tests that use a cluster.
+//! submodule implements the levels of tests that use a cluster.
 
 pub(crate) mod level;
 
@@ -40,7 +40,6 @@ enum Action {
     },
 }
 
-/// Runs the command.
 pub(crate) fn run(args: ClusterArgs) -> Result<()> {
     if !is_root() {
         bail!("the cluster needs root, for network namespaces, cgroups and mounts");

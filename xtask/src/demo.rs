@@ -23,6 +23,6 @@ pub(crate) fn run() -> Result<()> {
     bpffs()?;
     step("building the agent");
     let Tested { test: demo, agent } = workspace::tested("demo")?;
-    // In our place, so that Ctrl-C ends nothing before the demo has removed what it made.
+    // Replaces this process, so that Ctrl-C does not end it before the demo has removed what it created.
     Err(command(&demo).env("MIRROR_AGENT", agent).exec()).with_context(|| demo.display().to_string())
 }

@@ -15,7 +15,6 @@ use crate::pins::{BPF_LINKER, NIGHTLY};
 /// The target: little-endian BPF. Every supported machine is little-endian.
 const TARGET: &str = "bpfel-unknown-none";
 
-/// The task of cargo.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Action {
     /// Build the objects.
@@ -24,7 +23,6 @@ pub(crate) enum Action {
     Clippy,
 }
 
-/// The built objects.
 #[derive(Debug)]
 pub(crate) struct Objects {
     /// The tap programs: part of the agent.
@@ -33,7 +31,7 @@ pub(crate) struct Objects {
     pub(crate) probes: PathBuf,
 }
 
-/// The directory for installed tools. All clones share it, so it is outside of the work tree.
+/// The directory for installed tools. All clones share it, so it is outside the work tree.
 pub(crate) fn cache_dir() -> Result<PathBuf, String> {
     if let Some(dir) = env::var_os("PODMIRROR_CACHE") {
         return Ok(dir.into());
@@ -45,7 +43,7 @@ pub(crate) fn cache_dir() -> Result<PathBuf, String> {
     Ok(base.join("podmirror"))
 }
 
-/// Path of bpf-linker, whether it is installed or not.
+/// Path of bpf-linker, whether or not it is installed.
 pub(crate) fn bpf_linker() -> Result<PathBuf, String> {
     Ok(cache_dir()?.join("tools/bin/bpf-linker"))
 }
@@ -74,11 +72,12 @@ pub(crate) fn run(root: &Path, action: Action, to: &Path) -> Result<Objects, Str
     if !has_bpf_linker() {
         return Err(missing(&format!("bpf-linker {BPF_LINKER}")));
     }
-    // A target directory of its own: the caller may be a build script, while cargo holds the lock of the usual one.
+    // A separate target directory, because the caller may be a build script while cargo holds the lock of the usual
+    // one.
     let target_dir = root.join("target/bpf");
     let in_dir = |error| format!("{}: {error}", target_dir.display());
     fs::create_dir_all(&target_dir).map_err(in_dir)?;
-    // Held until the objects are copied, so that a build beside this one does not replace them under our hands.
+    // Held until the objects are copied, so that a parallel build does not replace them before.
     let lock = fs::File::create(target_dir.join("podmirror.lock")).map_err(in_dir)?;
     lock.lock().map_err(in_dir)?;
 
@@ -159,8 +158,8 @@ pub(crate) fn without_outer_cargo(command: &mut Command) -> &mut Command {
     ] {
         command.env_remove(name);
     }
-    // What cargo says of the package whose program or build script this is. ring's build script asks for it, so with
-    // another value it runs again, and everything above it is built again: kube and the agent.
+    // The variables that cargo sets for a package's program or build script. ring's build script depends on them, so
+    // with another value it runs again, and its dependents kube and the agent are rebuilt.
     for (name, _) in env::vars_os() {
         if name.to_string_lossy().starts_with("CARGO_PKG_") {
             command.env_remove(name);

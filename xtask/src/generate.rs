@@ -1,5 +1,5 @@
-//! `cargo xtask gen`: writes the files that are generated and committed, so that users need none of our tools: the
-//! CRDs, the rendered manifest of the chart, and the agent's reference of flags and annotations.
+//! `cargo xtask gen`: writes the files that are generated and committed, so that users need none of the project's
+//! tools: the CRDs, the rendered manifest of the chart, and the agent's reference of flags and annotations.
 //!
 //! `--check` changes nothing, and fails if a file is not up to date. `lint` calls it that way.
 
@@ -20,7 +20,7 @@ const RENDERED: &str = "deploy/rendered/podmirror.yaml";
 const PRINTED: [(&str, &str); 2] =
     [("docs/reference.md", "reference"), ("deploy/chart/files/crds.yaml", "crds")];
 
-/// Text ahead of the rendered chart. It makes the namespace, as Helm does with `--create-namespace`.
+/// The text before the rendered chart. It creates the namespace, as Helm does with `--create-namespace`.
 const HEAD: &str = "\
 # Generated from deploy/chart by `cargo xtask gen`: do not edit.
 #
@@ -85,7 +85,7 @@ fn write() -> Result<()> {
     for (file, word) in PRINTED {
         write_file(file, &printed(word)?)?;
     }
-    // The chart has the CRDs.
+    // The chart contains the CRDs.
     write_file(RENDERED, &rendered()?)
 }
 
@@ -97,8 +97,8 @@ fn write_file(file: &str, text: &str) -> Result<()> {
     fs::write(&path, text).with_context(|| path.display().to_string())
 }
 
-/// What the built agent prints at this command. xtask does not depend on the agent's crate, because xtask builds with
-/// older Rust.
+/// The output of the built agent for this command. xtask does not depend on the agent's crate, because xtask also
+/// builds with older versions of Rust.
 fn printed(word: &str) -> Result<String> {
     tools::stable()?;
     tools::bpf()?;
@@ -109,7 +109,7 @@ fn rendered() -> Result<String> {
     Ok(HEAD.to_owned() + &without_helm(&chart::rendered()?))
 }
 
-/// Removes the lines that say that Helm manages the objects.
+/// Removes the lines that name Helm as the objects' manager.
 fn without_helm(rendered: &str) -> String {
     const HELMS: [&str; 3] = ["app.kubernetes.io/managed-by: ", "helm.sh/chart: ", "# Source: "];
     let ours = |line: &&str| !HELMS.iter().any(|helms| line.trim_start().starts_with(helms));

@@ -19,10 +19,10 @@ use crate::{
     tools, workspace,
 };
 
-/// Name and tag of the image: those of the chart's defaults.
+/// Name and tag of the image: the chart's defaults.
 pub(crate) const REFERENCE: &str = concat!("localhost/mirror-agent:", env!("CARGO_PKG_VERSION"));
 
-/// The largest size of an image for users that is acceptable for a node.
+/// The largest acceptable size of an image for users, in bytes.
 const MAX_BYTES: u64 = 20_000_000;
 
 /// The command line of `cargo xtask image`.
@@ -36,7 +36,7 @@ pub(crate) struct ImageArgs {
     output: Option<PathBuf>,
 }
 
-/// Builds the image, and prints what to do with it.
+/// Builds the image, and prints how to use it.
 pub(crate) fn run(args: ImageArgs) -> Result<()> {
     let ImageArgs { arch, output } = args;
     let arch = arch.map_or_else(Arch::host, |name| name.parse())?;
@@ -52,9 +52,8 @@ pub(crate) fn run(args: ImageArgs) -> Result<()> {
 
 /// An image, and the agent in it.
 pub(crate) struct Image {
-    /// The archive.
     pub(crate) archive: PathBuf,
-    /// The agent that is in it.
+    /// The agent in the image.
     pub(crate) agent: PathBuf,
     bytes: u64,
 }
@@ -80,8 +79,8 @@ pub(crate) fn build(arch: Arch, profile: &str, to: &Path) -> Result<Image> {
     Ok(Image { archive: to.to_owned(), agent, bytes })
 }
 
-/// The labels for registries and people (annotations of the OCI). `version` is that of the agent's build script: the
-/// binary may not run here, and git may have changed since.
+/// The labels for registries and people (OCI annotations). `version` is that of the agent's build script: the binary
+/// may not run here, and git may have changed since.
 fn labels(version: &str) -> Value {
     let mut labels = json!({
         "org.opencontainers.image.title": "podmirror",

@@ -1,4 +1,4 @@
-//! Checks which modules may name which crates and modules, where the manifests and the compiler do not.
+//! Checks which modules may name which crates and modules, where the manifests and the compiler do not check it.
 //!
 //! It also checks the dependencies of `mirror-common`, `mirror-core` and `mirror-api`. It parses the sources, so it
 //! finds grouped imports, paths in code and paths in macros, and it ignores comments. Test modules may name everything.
@@ -16,7 +16,7 @@ use syn::{
 use crate::workspace;
 
 /// These files must not name these paths. A file pattern is the beginning of a path in the work tree. A path pattern is
-/// the beginning of a Rust path, with `*` for the rest of a name; `async` stands for the keyword.
+/// the beginning of a Rust path, with `*` for the rest of a name; `async` means the keyword.
 struct Forbidden {
     files: &'static [&'static str],
     paths: &'static [&'static str],
@@ -233,7 +233,7 @@ const MADE_OF: [MadeOf; 3] = [
 
 /// The eBPF programs are glue code. If they need more lines, the logic belongs into `mirror-common`.
 const EBPF_LINES: usize = 1350;
-/// The number of lines that a reader can take in as one file.
+/// The most lines that a reader can comfortably read in one file.
 const FILE_LINES: usize = 400;
 
 /// Checks every source of the work tree. Prints long files, which are no error.
@@ -262,7 +262,7 @@ pub(crate) fn check(root: &Path) -> Result<()> {
     Ok(())
 }
 
-/// The crates that a member depends on and must not. Its tests may use any crate.
+/// The forbidden dependencies of a member. Its tests may use any crate.
 fn beyond(metadata: &Value, (member, may_use): &MadeOf) -> Vec<String> {
     let packages = metadata["packages"].as_array().into_iter().flatten();
     let own = packages.filter(|package| package["name"] == *member);
@@ -292,7 +292,7 @@ fn sources(root: &Path) -> Result<Vec<String>> {
     Ok(files)
 }
 
-/// The forbidden paths in `file`. Files of tests and of fakes may name everything.
+/// The forbidden paths in `file`. Files of tests and fakes may name everything.
 fn violations_in(file: &str, text: &str) -> Result<Vec<String>> {
     if ["/tests.rs", "/fake.rs"].iter().any(|name| file.ends_with(name)) || file.contains("/tests/") {
         return Ok(Vec::new());
@@ -321,7 +321,7 @@ fn violations_in(file: &str, text: &str) -> Result<Vec<String>> {
     Ok(violations)
 }
 
-/// Whether `path` begins as `pattern` says. The pattern of a text begins with a quotation mark.
+/// Whether `path` matches `pattern`. The pattern of a string literal begins with a quotation mark.
 fn matches(pattern: &str, path: &str) -> bool {
     if pattern.starts_with('"') {
         return path.starts_with(pattern);
@@ -332,7 +332,7 @@ fn matches(pattern: &str, path: &str) -> bool {
     }
 }
 
-/// Collects the paths that a file names, the texts in it (with a quotation mark ahead), and `async` where it stands.
+/// Collects the paths that a file names, its string literals (preceded by a quotation mark), and the keyword `async`.
 #[derive(Default)]
 struct Named {
     paths: Vec<String>,
@@ -401,7 +401,7 @@ impl<'ast> Visit<'ast> for Named {
 
     fn visit_path(&mut self, path: &'ast syn::Path) {
         let names: Vec<_> = path.segments.iter().map(|segment| segment.ident.to_string()).collect();
-        // A name alone is a local one, or has been imported.
+        // A single name is local or imported.
         if names.len() > 1 {
             self.paths.push(names.join("::"));
         }
@@ -413,7 +413,7 @@ impl<'ast> Visit<'ast> for Named {
     }
 
     fn visit_attribute(&mut self, attribute: &'ast syn::Attribute) {
-        // A doc comment is an attribute with a text.
+        // A doc comment is an attribute with a string.
         if !attribute.path().is_ident("doc") {
             visit::visit_attribute(self, attribute);
         }

@@ -13,7 +13,7 @@ use crate::{
     tools, workspace,
 };
 
-/// Runs every check. Ends at the first check that fails.
+/// Runs every check. Stops at the first check that fails.
 pub(crate) fn run() -> Result<()> {
     tools::stable()?;
     step("format");
@@ -32,7 +32,7 @@ pub(crate) fn run() -> Result<()> {
     deployment()?;
     step("clippy");
     tools::bpf()?;
-    // The second run is for the levels: all targets are without those with `test = false`.
+    // The second run is for the levels: `--all-targets` excludes targets with `test = false`.
     for targets in [["--all-targets"].as_slice(), &["--test", "*"]] {
         workspace::members("clippy").args(targets).args(["--", "-Dwarnings"]).run()?;
     }
@@ -46,8 +46,8 @@ pub(crate) fn run() -> Result<()> {
     Ok(())
 }
 
-/// Checks the kubectl plugin, with the core and the resources, for the systems of laptops. The check needs no linker and
-/// no library of these systems, and so no TLS library.
+/// Checks the kubectl plugin, with the core and the resources, for the systems of laptops. The check needs no linker
+/// and no library of these systems, and so no TLS library.
 fn other_systems() -> Result<()> {
     const TARGETS: [&str; 2] = ["x86_64-pc-windows-gnu", "aarch64-apple-darwin"];
     step(&format!("kubectl-mirror for {}", TARGETS.join(" and ")));
@@ -56,7 +56,7 @@ fn other_systems() -> Result<()> {
     for target in TARGETS {
         tools::target(target)?;
         check.args(["--target", target]);
-        // A dependency has a part in assembler. What is only checked needs no object of it, so `true` is the compiler.
+        // A dependency contains assembler. A check needs no object of it, so `true` acts as the compiler.
         for tool in ["CC", "AR"] {
             check.env(format!("{tool}_{}", target.replace('-', "_")), "true");
         }
@@ -89,7 +89,7 @@ fn deployment() -> Result<()> {
     generate::check()
 }
 
-/// Checks licences, bans and sources from the crates alone, and advisories with a database that has to be fetched.
+/// Checks licences, bans and sources from the crates alone, and advisories with a database that must be downloaded.
 fn dependencies() -> Result<()> {
     step("dependencies: licences, bans, sources");
     let deny = || -> Result<std::process::Command> {

@@ -1,6 +1,6 @@
 //! `cargo xtask`: the tasks of podmirror's developers, one file each.
 //!
-//! It parses the command line and calls the task. It builds with any stable Rust from 1.90 on, and installs the
+//! This file parses the command line and calls the task. It builds with any stable Rust from 1.90 on, and installs the
 //! toolchains and programs that the tasks need (`tools`).
 
 #![expect(clippy::print_stdout, clippy::print_stderr, reason = "a command line tool for people")]
@@ -32,7 +32,7 @@ mod workspace;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
-// Used by the tasks as modules of this crate.
+// The tasks use these as modules of this crate.
 use mirror_test_tools::{apt, arch, archive, process, programs, readers};
 
 /// The tasks of podmirror's developers.

@@ -2,7 +2,7 @@
 //!
 //! The file has only constants, so that the build scripts can include it too.
 
-/// Rust for the host: builds, tests and lints everything but the eBPF programs.
+/// Rust for the host: builds, tests and lints everything except the eBPF programs.
 pub(crate) const STABLE: &str = "1.99.1";
 /// Rust for the eBPF programs. Its LLVM must be of [`LLVM_MAJOR`]: nightlies from August 2026 on have LLVM 23, for
 /// which there is no Debian package.

@@ -1,8 +1,8 @@
-//! `cargo xtask plugin`: archives of the kubectl plugin with its manual pages, and the manifest with which Krew installs
-//! them.
+//! `cargo xtask plugin`: archives of the kubectl plugin with its manual pages, and the manifest with which Krew
+//! installs them.
 //!
-//! It builds for Linux and Windows. macOS' libraries are on Macs alone: a program that was built there is named by
-//! `--program`. It publishes nothing.
+//! It builds for Linux and Windows. macOS' libraries exist only on Macs: `--program` adds a program that was built
+//! there. It publishes nothing.
 
 use std::{
     fmt::Write as _,
@@ -36,7 +36,7 @@ pub(crate) struct PluginArgs {
     output: Option<PathBuf>,
 }
 
-/// What a program runs on, in the words of Krew.
+/// The platform of a program, in the words of Krew.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Platform {
     os: &'static str,
@@ -65,12 +65,12 @@ impl Platform {
         }
     }
 
-    /// Whether its users have `man`.
+    /// Whether the platform has `man`.
     const fn has_manual(self) -> bool {
         !matches!(self.os.as_bytes(), b"windows")
     }
 
-    /// Builds the program here, or returns `None` if that cannot be done.
+    /// Builds the program here. Returns `None` if this machine cannot build it.
     fn build(self) -> Result<Option<PathBuf>> {
         const PACKAGE: &str = "kubectl-mirror";
         match self.os {
@@ -132,7 +132,8 @@ fn archive_name(platform: Platform) -> String {
     format!("kubectl-mirror-{VERSION}-{}.tar.gz", platform.name())
 }
 
-/// Has the program write its manual pages into this directory, which is made anew. Returns their names and contents.
+/// Makes the program write its manual pages into this directory, which is emptied first. Returns their names and
+/// contents.
 fn manual_pages(program: &Path, directory: &Path) -> Result<Vec<(String, Vec<u8>)>> {
     if directory.exists() {
         fs::remove_dir_all(directory).with_context(|| directory.display().to_string())?;
@@ -147,7 +148,7 @@ fn manual_pages(program: &Path, directory: &Path) -> Result<Vec<(String, Vec<u8>
     Ok(pages)
 }
 
-/// Writes an archive of the program, its licences and its manual pages. The same program makes the same bytes.
+/// Writes an archive of the program, its licences and its manual pages. The same program gives the same bytes.
 fn write_archive(platform: Platform, program: &Path, pages: &[(String, Vec<u8>)], to: &Path) -> Result<()> {
     let mut entries = vec![Entry::program(
         platform.program(),
@@ -165,7 +166,7 @@ fn write_archive(platform: Platform, program: &Path, pages: &[(String, Vec<u8>)]
     command("gzip").args(["--force", "--no-name", "--best"]).arg(&tar).run()
 }
 
-/// The manifest of these archives, by their SHA-256.
+/// The manifest of these archives, with their SHA-256.
 fn manifest(url: &str, archives: &[(Platform, String)]) -> Result<String> {
     if !url.starts_with("https://") {
         bail!("{url:?} is no address that Krew takes: it begins with https://");

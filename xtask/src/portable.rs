@@ -1,5 +1,5 @@
-//! Builds for other machines than this one: static for Linux, and for Windows. They have no name of this machine's
-//! directories in them. `image` and `plugin` call this module.
+//! Builds for other machines than this one: statically linked for Linux, and for Windows. The programs contain no
+//! directory names of this machine. `image` and `plugin` call this module.
 
 use std::process::Command;
 
@@ -15,24 +15,25 @@ use crate::{
 
 /// The target of the builds for Windows.
 const WINDOWS: &str = "x86_64-pc-windows-gnu";
-/// The linker and C compiler for it.
+/// The linker and C compiler for Windows.
 const MINGW: &str = "x86_64-w64-mingw32-gcc";
 
-/// The profile for users.
+/// The profile of programs for users.
 pub(crate) const RELEASE: &str = "release";
-/// The profile for the image that tests install. It takes a fraction of the time, for a larger and slower program.
+/// The profile of the image that tests install. The build takes a fraction of the time, and the program is larger and
+/// slower.
 pub(crate) const TEST: &str = "test-image";
 
 /// Builds a package's program for Linux, linked statically, in this profile.
 pub(crate) fn linux(package: &str, arch: Arch, profile: &str) -> Result<Built> {
     let mut flags = flags();
-    // The TLS library has parts in C and assembler that use nothing of the C library. The host's compiler does for
-    // them; some distributions' calls functions that only glibc has, unless it is told not to.
+    // The TLS library contains C and assembler that use nothing of the C library, so the host's compiler is sufficient.
+    // Unless fortification is off, some distributions' compilers insert calls of functions that only glibc has.
     let (compiler, c_flags) = if arch == Arch::host()? {
         ("cc".to_owned(), "-U_FORTIFY_SOURCE")
     } else {
-        // The C library's headers here are this machine's: they must not be found, and by the definition the library
-        // does not ask for them. The other architecture's libraries come with Rust, and so does a linker.
+        // The C library's headers here are this machine's and must not be used: `-nostdlibinc` hides them, and the
+        // definition makes the library do without them. Rust provides the other architecture's libraries and a linker.
         flags.push("-Clinker=rust-lld".to_owned());
         (tools::clang()?, "-ffreestanding -nostdlibinc -DRING_CORE_NOSTDLIBINC=1")
     };
@@ -61,7 +62,8 @@ fn cargo(package: &str, target: &str, profile: &str, flags: &[String]) -> Result
     step(&format!("building {package} for {target}"));
     let mut cargo = workspace::cargo("build");
     cargo.args(["--profile", profile, "--package", package, "--bin", package, "--target", target]);
-    // Not by the profile: that would also strip the eBPF programs of what their BTF is made from.
+    // Set here instead of in the profile, which would also strip the eBPF programs of the data from which their BTF is
+    // made.
     cargo.env("CARGO_ENCODED_RUSTFLAGS", flags.join("\x1f"));
     Ok(cargo)
 }

@@ -102,12 +102,12 @@ pub(crate) fn run(args: TestArgs) -> Result<()> {
     Ok(())
 }
 
-/// Stories of the level netns that keep the CPUs busy, or fill the queue that each CPU has for all veths (1000 packets). As
-/// many of them run at a time as there are CPUs.
+/// Stories of the level netns that keep the CPUs busy, or fill the queue that each CPU has for all veths (1000
+/// packets). At most one per CPU runs at a time.
 const BUSY: [&str; 4] = ["limits::", "offloads::", "order::", "rampage::"];
-/// The variable for the number of tests that run at a time, unless the command line has it.
+/// The environment variable for the number of concurrent tests, unless the command line sets it.
 const THREADS: &str = "RUST_TEST_THREADS";
-/// The number of other stories for each CPU.
+/// The number of other stories per CPU.
 const WAITING: usize = 2;
 
 /// The number of pairs of a filter and a frame in the level fuzz.
@@ -141,7 +141,7 @@ impl Level {
         tools::bpf()?;
         match self {
             Self::Unit => {
-                // What stands in the sources: the targets of `mirror-tests` say `test = false`.
+                // The tests in the sources: the test targets of `mirror-tests` have `test = false`.
                 workspace::members("test").arg("--").args(arguments).run()?;
                 programs::bring(&programs::NETWORK)?;
                 programs::bring(&programs::CAPTURES)?;
@@ -179,7 +179,7 @@ impl Level {
                     test
                 };
                 if !arguments.is_empty() {
-                    // Of stories in particular.
+                    // Only the stories that the arguments select.
                     return [self.name(), "traffic"].into_iter().try_for_each(|target| stories(target).run());
                 }
                 let waiting = BUSY.iter().flat_map(|story| ["--skip", story]);
@@ -220,7 +220,7 @@ impl Level {
     }
 }
 
-/// An error if this machine cannot run a level.
+/// Returns an error if this machine cannot run a level.
 fn can_run(level: Level, given: Option<&Given>) -> Result<()> {
     match level {
         Level::Unit | Level::Fuzz => Ok(()),
@@ -264,7 +264,7 @@ fn test_target(name: &str) -> Command {
     test
 }
 
-/// The number of stories that run at a time where they wait most of their time.
+/// The number of concurrent stories at levels where they mostly wait.
 fn threads() -> String {
     (WAITING * thread::available_parallelism().map_or(1, NonZero::get)).to_string()
 }

@@ -1,6 +1,6 @@
 //! Installs the tools that a task needs: toolchains by rustup, Rust programs by cargo, helm by Go.
 //!
-//! Each function looks first, and does nothing if the tools are there. Otherwise it prints what it installs. If a tool
+//! Each function searches first, and does nothing if the tools exist. Otherwise it prints what it installs. If a tool
 //! cannot be installed, one message names it and the command that installs it. The tasks call these functions.
 
 use std::{fs, process::Command};
@@ -38,7 +38,7 @@ pub(crate) fn bpf() -> Result<()> {
     cargo_install("bpf-linker", pins::BPF_LINKER, &["--no-default-features", "--features", &features], &llvm)
 }
 
-/// Installs a C compiler for every architecture, and returns its name. It is that of bpf-linker's LLVM.
+/// Installs a C compiler for every architecture, and returns its name. It is the clang of bpf-linker's LLVM.
 pub(crate) fn clang() -> Result<String> {
     let name = format!("clang-{}", pins::LLVM_MAJOR);
     if find(&name).is_none() {
@@ -97,7 +97,7 @@ pub(crate) fn helm() -> Result<Command> {
         pins::HELM,
         dir.display()
     ));
-    // Its own build writes the whole version; without, it knows two numbers of it.
+    // helm's own build sets the whole version this way; without it, helm knows only two of the numbers.
     let version = format!("-s -w -X helm.sh/helm/v3/internal/version.version=v{}", pins::HELM);
     go.args(["install", "-trimpath", "-ldflags", &version]);
     go.arg(format!("helm.sh/helm/v3/cmd/helm@v{}", pins::HELM)).current_dir("/");
@@ -116,7 +116,7 @@ fn toolchain(name: &str, components: &[&str]) -> Result<()> {
     let installed =
         command("rustup").args(["component", "list", "--installed", "--toolchain", name]).output()?;
     let installed = String::from_utf8_lossy(&installed.stdout).into_owned();
-    // A component's name may be followed by the host's: "clippy-x86_64-unknown-linux-gnu".
+    // A component's name can be followed by the host's: "clippy-x86_64-unknown-linux-gnu".
     let has = |component: &&str| installed.lines().any(|line| line.starts_with(*component));
     if has(&"rustc") && components.iter().all(has) {
         return Ok(());

@@ -1,14 +1,13 @@
 //! `cargo xtask vm`: runs the levels prog and netns on Debian's stock kernels, in qemu.
 //!
-//! The level vm, which is part of `test --all`, runs the level prog and a few stories of netns for each thing that the
-//! kernel decides, on the oldest kernel, and those of netkit on a newer one. `cargo xtask vm --short` runs all of them on any
-//! of the kernels. The level vm-whole and `cargo xtask vm` leave out nothing. `cargo xtask vm --level readers` runs
-//! that level, on kernels that have all kinds of tunnels, and the module of Open vSwitch.
+//! The level vm, which is part of `test --all`, runs on the oldest kernel the level prog and a few stories of netns for
+//! everything that depends on the kernel, and on a newer kernel the stories of netkit. `cargo xtask vm --short` runs
+//! all of these on any of the kernels. The level vm-whole and `cargo xtask vm` run everything. `cargo xtask vm --level
+//! readers` runs that level, on kernels that have all tunnel types, and the module of Open vSwitch.
 //!
 //! The guest mounts this machine's file system, read-only, and runs test binaries that were built here. Nothing is
 //! installed on the machine or in the guest. qemu emulates the CPU without KVM, so this also works in a virtual
-//! machine, but no time that is measured in the guest is meaningful. `debian` fetches the kernel and qemu, `guest`
-//! boots.
+//! machine, but times that are measured in the guest mean nothing. `debian` fetches the kernel and qemu, `guest` boots.
 
 mod debian;
 mod guest;
@@ -45,7 +44,7 @@ pub(crate) enum Kernel {
 }
 
 impl Kernel {
-    /// Its name on the command line, and of its directory in the cache.
+    /// The name on the command line, and of the directory in the cache.
     pub(crate) const fn name(self) -> &'static str {
         match self {
             Self::Newest => "newest",
@@ -53,7 +52,7 @@ impl Kernel {
         }
     }
 
-    /// The beginning of its version. Empty: any version.
+    /// The beginning of the version. Empty: any version.
     pub(crate) const fn series(self) -> &'static str {
         match self {
             Self::V5_10 => "5.10",
@@ -63,7 +62,7 @@ impl Kernel {
         }
     }
 
-    /// The module of the stories that attach as an agent does by itself on this kernel.
+    /// The module of the stories with the attach mode that an agent chooses by default on this kernel.
     const fn way(self) -> &'static str {
         match self {
             Self::V5_10 | Self::V6_1 => "clsact",
@@ -71,7 +70,7 @@ impl Kernel {
         }
     }
 
-    /// Debian's suite that has it.
+    /// Debian's suite with this kernel.
     pub(crate) const fn suite(self) -> &'static str {
         match self {
             Self::V5_10 => "bullseye-security",
@@ -82,15 +81,15 @@ impl Kernel {
     }
 }
 
-/// The kernels of the level vm: the oldest one, and one with netkit, which this machine's kernel may lack. For the rest, the
-/// kernel of this machine stands for the newer ones.
+/// The kernels of the level vm: the oldest one, and one with netkit, which this machine's kernel may lack. Otherwise
+/// this machine's kernel represents the newer ones.
 const OLD: Kernel = Kernel::V5_10;
 const NEW: Kernel = Kernel::V6_12;
 
-/// The stories of the level vm: what the kernel decides, and not the agent. These are the hooks and the programs of others
-/// there, every form of packet, packets that come back, offloads and queues of devices, ring buffers, packet sockets, kinds
-/// of tunnels and of NICs that a newer kernel may lack. Each is the beginning of names; `WAY` is the module of the kernel's own
-/// way to attach.
+/// The stories of the level vm, whose results depend on the kernel: hooks and other programs at them, every form of
+/// packet, packets that come back, offloads and queues of devices, ring buffers, packet sockets, kinds of tunnels and
+/// of NICs that a newer kernel may lack. Each is the beginning of names; `WAY` is the module of the kernel's own attach
+/// mode.
 const STORIES: [&str; 23] = [
     "attaching::",
     "bypass::WAY::a_known_cni_is_recognised_before_the_first_packet",
@@ -204,7 +203,7 @@ pub(crate) fn bench_switch() -> Result<()> {
     guest::boot(Kernel::V6_12, &format!("{script}{}\n", quoted(&bench.to_string_lossy())))
 }
 
-/// The beginning of a script: emulation is slow, so deadlines allow for it.
+/// The beginning of a script. It extends the deadlines, because emulation is slow.
 fn beginning() -> String {
     let mut script = String::from("set -e\nexport MIRROR_TEST_GUEST=1 MIRROR_TEST_SLOW=5\n");
     if is_ci() {
@@ -218,7 +217,8 @@ fn export(script: &mut String, name: &str, path: &Path) -> Result<()> {
     Ok(writeln!(script, "export {name}={}", quoted(&path.to_string_lossy()))?)
 }
 
-/// Builds the tests here, and writes the shell script that runs them there. Each level has arguments for its tests.
+/// Builds the tests here, and writes the shell script that runs them in the guest. Each level has arguments for its
+/// tests.
 fn script(levels: &[(Level, &[String])]) -> Result<String> {
     tools::stable()?;
     tools::bpf()?;
@@ -233,7 +233,7 @@ fn script(levels: &[(Level, &[String])]) -> Result<String> {
             export(&mut script, readers::VARIABLE, &readers::bring()?)?;
         }
         writeln!(script, "echo '==> level {}'", level.name())?;
-        // One story at a time, because emulation is slow. A test of the programs keeps one CPU busy and waits for little, so
+        // One story at a time, because emulation is slow. The tests of the programs keep a CPU busy and hardly wait, so
         // two of them run at a time.
         let threads = if *level == Level::Prog { 2 } else { 1 };
         write!(script, "{} --test-threads={threads} --color=never", quoted(&test.to_string_lossy()))?;
@@ -257,7 +257,7 @@ mod tests {
     use super::{STORIES, quoted};
     use crate::workspace;
 
-    /// A story that is named here and has another name now would be left out without an error.
+    /// A story that was renamed but not here would be skipped without an error.
     #[test]
     fn the_stories_exist() -> std::io::Result<()> {
         for story in STORIES {

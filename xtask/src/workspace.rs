@@ -24,15 +24,15 @@ pub(crate) fn rustup_cargo(subcommand: &str) -> Command {
     cargo
 }
 
-/// The pinned stable cargo for a subcommand that resolves dependencies. It uses the lock file as it is.
+/// The pinned stable cargo for a subcommand that resolves dependencies, with the lock file unchanged.
 pub(crate) fn cargo(subcommand: &str) -> Command {
     let mut cargo = rustup_cargo(subcommand);
     cargo.arg("--locked");
     cargo
 }
 
-/// The same cargo for all members that are built for the host. All builds of tests use this selection, because cargo
-/// builds a dependency again for each selection of members that needs other features of it.
+/// The same cargo for all members that are built for the host. All builds of tests use this selection: cargo rebuilds a
+/// dependency for each selection of members that needs other features of it.
 pub(crate) fn members(subcommand: &str) -> Command {
     let mut cargo = cargo(subcommand);
     cargo.args(["--workspace", "--exclude", "mirror-ebpf"]);
@@ -48,7 +48,6 @@ pub(crate) fn metadata() -> Result<Value> {
 /// The result of a build.
 #[derive(Debug, Default, PartialEq)]
 pub(crate) struct Built {
-    /// The executables.
     pub(crate) executables: Vec<PathBuf>,
     /// The environment variables that build scripts set for the compiler, which the code reads with `env!`.
     pub(crate) variables: BTreeMap<String, String>,
@@ -60,13 +59,13 @@ impl Built {
         self.executables.first().cloned().context("cargo built no executable")
     }
 
-    /// The executable with such a file name.
+    /// The executable whose file name satisfies `is_it`.
     fn named(&self, is_it: impl Fn(&str) -> bool) -> Result<PathBuf> {
         let name = |path: &&PathBuf| path.file_name().and_then(|name| name.to_str()).is_some_and(&is_it);
         self.executables.iter().find(name).cloned().context("cargo did not build what it was asked for")
     }
 
-    /// Reads cargo's messages, one JSON object a line.
+    /// Parses cargo's messages, one JSON object per line.
     fn of(messages: &str) -> Result<Self> {
         let mut built = Self::default();
         for line in messages.lines() {
@@ -84,9 +83,7 @@ impl Built {
 
 /// A test target (`tests/tests/<name>`), and the agent's debug build.
 pub(crate) struct Tested {
-    /// The executable of the test.
     pub(crate) test: PathBuf,
-    /// The agent.
     pub(crate) agent: PathBuf,
 }
 
@@ -101,7 +98,7 @@ pub(crate) fn tested(name: &str) -> Result<Tested> {
     })
 }
 
-/// Builds the benchmark with traffic, and returns its path. What is timed is the kernel, so it is not optimised.
+/// Builds the benchmark with traffic, and returns its path. It is not optimised, because it measures the kernel.
 pub(crate) fn traffic() -> Result<PathBuf> {
     let mut build = members("build");
     build.args(["--bin", "traffic"]);
@@ -124,19 +121,19 @@ pub(crate) fn built_by(mut build: Command) -> Result<Built> {
     Ok(built)
 }
 
-/// Builds the agent as for development, with the same selection, and returns its path.
+/// Builds the agent for development, with the same selection, and returns its path.
 pub(crate) fn agent() -> Result<PathBuf> {
     Ok(tested("demo")?.agent)
 }
 
-/// Builds the kubectl plugin as for development, with the same selection, and returns its path.
+/// Builds the kubectl plugin for development, with the same selection, and returns its path.
 pub(crate) fn plugin() -> Result<PathBuf> {
     let mut build = members("build");
     build.args(["--bin", "kubectl-mirror"]);
     built_by(build)?.executable()
 }
 
-/// Builds the agent as for users, and returns its path.
+/// Builds the agent for users, and returns its path.
 pub(crate) fn release_agent() -> Result<PathBuf> {
     let mut build = cargo("build");
     build.args(["--package", "mirror-agent", "--bin", "mirror-agent", "--release"]);

@@ -1,4 +1,4 @@
-//! The rounds in which the candidates take turns, and what is printed of them: medians and quartiles. The benches call it.
+//! Rounds in which the candidates take turns, and printing of medians and quartiles. Shared by the benches.
 
 /// Rounds of a measurement.
 pub(crate) const ROUNDS: usize = 41;
@@ -24,7 +24,7 @@ pub(crate) fn report(title: &str, names: &[&str], base: &str, rounds: &[Vec<f64>
     println!();
 }
 
-/// How much more `name` costs than `base`, in one round.
+/// How much more `name` costs than `base` within a round.
 pub(crate) fn compare(names: &[&str], name: &str, base: &str, rounds: &[Vec<f64>]) {
     let column = |name| names.iter().position(|other| *other == name);
     let (Some(name_at), Some(base_at)) = (column(name), column(base)) else { return };

@@ -1,11 +1,11 @@
-//! ns per packet: the tap programs against a bare clone and against nothing. Run by `cargo xtask bench packet`.
+//! ns per packet: the tap programs against a bare clone and against no program. Run by `cargo xtask bench packet`.
 //!
-//! Two measurements, because each hides what the other shows. The program alone (`BPF_PROG_TEST_RUN`): the kernel
-//! times a loop over one packet, so the noise is small, but caches are warmer than in life. The whole path: frames
-//! that a pod sends through its veth until the node drops them. The candidates take turns in every round, and what
-//! is compared is the ratio within a round; medians and quartiles are over the rounds.
+//! Two measurements, because each hides what the other shows. The program alone (`BPF_PROG_TEST_RUN`): the kernel times
+//! a loop over one packet, so there is little noise, but caches are warmer than in production. The whole path: frames
+//! that a pod sends through its veth until the node drops them. The candidates take turns in every round, and the
+//! ratios within a round are compared; medians and quartiles are over the rounds.
 //!
-//! Times nothing for a verdict: it prints, and a person reads.
+//! No time is a pass or fail: the bench prints, and a person judges.
 
 #![expect(clippy::unwrap_used, reason = "a bench that cannot go on has failed")]
 #![expect(clippy::print_stdout, reason = "its output")]
@@ -56,9 +56,9 @@ const PATH_PACKETS: u32 = 100_000;
 /// Super-frames of a candidate in a round: fewer than the backlog holds segments.
 const SUPER_PACKETS: u32 = 2_000;
 
-/// The targets: the first is that of every candidate with one session.
+/// The targets. Every candidate with one session uses the first.
 const TARGETS: [&str; 4] = ["target", "target1", "target2", "target3"];
-/// The program alone.
+/// Candidates for the program alone.
 const ALONE: [&str; 22] = [
     "bare clone",
     "no tap entry",
@@ -83,11 +83,11 @@ const ALONE: [&str; 22] = [
     "1400: streamed",
     "1400: stream, 96",
 ];
-/// With almost as many taps as a node can have.
+/// A candidate on a node with almost as many taps as a node can have.
 const FULL: &str = "mirrored, 4000 taps";
-/// The first of the indexes of other devices that have taps too. No device has it.
+/// First ifindex of the other entries in the tap map. No device has it.
 const OTHERS: u32 = 0x7000_0000;
-/// Frames of 64 bytes over the whole path.
+/// Candidates for frames of 64 bytes over the whole path.
 const PATH: [&str; 9] = [
     "no program",
     "no tap entry",
@@ -99,20 +99,21 @@ const PATH: [&str; 9] = [
     "streamed",
     "tcpdump in the pod",
 ];
-/// tc in the place of a program: a filter that matches everything, with the action mirred.
+/// tc instead of a program: a filter that matches everything, with the action mirred.
 const MIRRED: &str = "tc mirred";
-/// The same with long frames.
+/// Candidates for long frames over the whole path.
 const LONG_PATH: [&str; 5] =
     ["1400: no program", "1400: bare clone", "1400: streamed", "1400: stream, 96", "1400: tcpdump, 96"];
-/// The index of the target that nobody reads, and that gets copies only for a reader.
+/// Index of a target without a reader that gets copies only while it is read.
 const UNREAD: u32 = 6;
-/// The index of the target that is a stream.
+/// Index of the stream target.
 const STREAM: u32 = 7;
-/// The session of the candidates that are streamed.
+/// The session of the candidates with a stream.
 const STREAMED: u32 = 9;
-/// Bytes of its ring.
+/// Bytes of the stream's ring.
 const RING: u32 = 16 << 20;
-/// The filters, and whether the frames match: each of rules for a port that are or'ed, at their index in the map.
+/// Number of rules of a filter, and whether the frames match. A filter is port rules joined by `or`; its position here
+/// is its index in the map.
 const FILTERS: [(usize, bool); 4] = [(1, true), (16, true), (1, false), (16, false)];
 
 fn main() {
@@ -124,7 +125,7 @@ fn main() {
         rig.target_kind,
         release.release().to_string_lossy(),
     );
-    // The second stage is attached by TCX here.
+    // The second stage is attached by TCX in this bench.
     let has_tcx = kernel_is_at_least(6, 6);
     let alone: Vec<_> = ALONE.into_iter().filter(|name| has_tcx || !name.contains("cut")).collect();
     let measured = rounds(&alone, |name| rig.program(name));
@@ -174,16 +175,16 @@ struct Rig {
     target_kind: &'static str,
     tapped: Device,
     untapped: Device,
-    /// So many other devices have taps.
+    /// Number of tap entries for other devices.
     others: u32,
 }
 
-/// The node's end of a pod's veth.
+/// The node side of a pod's veth.
 struct Device {
     ifindex: u32,
-    /// The name of the pod's end.
+    /// Name of the pod side.
     pod: String,
-    /// Sends into it from the pod's end.
+    /// Socket that sends from the pod side.
     socket: FrameSocket,
 }
 
@@ -214,7 +215,7 @@ impl Rig {
         for (place, (rules, is_match)) in (0..).zip(FILTERS) {
             filters.set(place, &filter(rules, is_match)).unwrap();
         }
-        // One packet an hour: after the first there is no credit.
+        // One packet an hour: after the first packet there is no credit.
         let hour = 3_600_000_000_000 * TICKS_PER_NS;
         let limits = Limits { ticks_per_packet: hour, burst_ticks: TICKS_PER_NS, ..Limits::default() };
         let mut all_limits: Array<_, [u8; size_of::<Limits>()]> =
@@ -250,7 +251,7 @@ impl Rig {
         Self { lab, ours, probes, target_kind, tapped, untapped, others: 0 }
     }
 
-    /// The program and the device of a candidate, with its session installed.
+    /// Returns the program and the device of a candidate, after installing its session.
     fn candidate(&mut self, name: &str) -> (&Lab, &mut SchedClassifier, &Device) {
         let Self { lab, ours, probes, tapped, untapped, others, .. } = self;
         if name.ends_with("bare clone") {
@@ -266,7 +267,7 @@ impl Rig {
         };
         let mut tap = Tap { kind: TapKind::HostVeth.wire(), session_count, ..Tap::default() };
         for (index, place) in (0..).zip(&mut tap.sessions[..session_count as usize]) {
-            // Each to a target of its own, or there would be one copy.
+            // Each session has a target of its own; with a shared target there would be only one copy.
             let session = session(name);
             *place = match session.target {
                 STREAM => Session { id: STREAMED, ..session },
@@ -288,7 +289,8 @@ impl Rig {
         (lab, program(ours, "tap_ingress"), tapped)
     }
 
-    /// Prints how much of what was streamed the ring had no room for: that costs less than a record.
+    /// Prints the share of streamed packets that found no room in the ring: a lost record costs less than a written
+    /// one.
     fn report_loss(&self) {
         let counters: PerCpuArray<_, [u8; size_of::<SessionCounters>()]> =
             self.ours.map("COUNTERS").unwrap().try_into().unwrap();
@@ -303,7 +305,7 @@ impl Rig {
         println!("streamed packets: {} in the ring, {} lost", count(Verdict::Copied), count(Verdict::Lost));
     }
 
-    /// ns per packet of one program, timed by the kernel.
+    /// ns per packet of one program, as the kernel measures it.
     fn program(&mut self, name: &str) -> f64 {
         let frame = tcp_frame(if name.starts_with("1400") { LONG_FRAME } else { FRAME });
         let second_stage = name.contains("cut").then(|| {
@@ -311,7 +313,7 @@ impl Rig {
             attach(self.lab.node(), deliver, target, TcAttachType::Egress)
         });
         let (lab, program, device) = self.candidate(name);
-        // `__sk_buff` up to and with `ifindex`; the kernel takes the rest for zeros.
+        // `__sk_buff` up to and including `ifindex`; the kernel assumes zeros for the rest.
         let mut context = [0_u8; 44];
         context[40..].copy_from_slice(&device.ifindex.to_ne_bytes());
         let run = || {
@@ -323,13 +325,13 @@ impl Rig {
             };
             program.test_run(options).unwrap().duration.as_nanos() as f64
         };
-        // The kernel looks for the device in the namespace of the caller.
+        // The kernel looks up the device in the caller's namespace.
         let time = lab.node().enter(|| (0..RUNS).map(|_| run()).sum::<f64>() / f64::from(RUNS));
         drop(second_stage);
         time
     }
 
-    /// ns per frame from the pod's `send` until the node has dropped it, with one program at the node's end.
+    /// ns per frame from the pod's `send` until the node has dropped it, with one program on the node side.
     fn path(&mut self, name: &str) -> f64 {
         let (frame, packets) = match name.starts_with("1400") {
             true => (&[0; LONG_FRAME][..], PATH_PACKETS / 2),
@@ -365,7 +367,7 @@ impl Rig {
     }
 }
 
-/// The taps of the node, that of the candidate among them.
+/// Number of taps on the node, including the candidate's.
 fn taps_in(name: &str) -> u32 {
     let taps = name.strip_prefix("mirrored, ").and_then(|rest| rest.strip_suffix(" taps"));
     taps.map_or(1, |taps| taps.parse().unwrap())
@@ -380,7 +382,7 @@ fn session(name: &str) -> Session {
         "mirrored, 16 rules" => Session { filter: 1, ..filtered },
         "rejected, 1 rule" => Session { filter: 2, ..filtered },
         "rejected, 16 rules" => Session { filter: 3, ..filtered },
-        // The smallest share: the flow of the frames is not in it.
+        // The smallest share; the frames' flow is not in it.
         "sampled out" => Session { sample: 1, ..plain },
         "nobody reads" => Session { target: UNREAD, ..plain },
         "limited" => Session { flags: SESSION_METERED, ..plain },
@@ -391,7 +393,7 @@ fn session(name: &str) -> Session {
     }
 }
 
-/// A filter of so many rules; if the frames match, it is the last that they match.
+/// A filter of `rules` rules. If the frames match, they match the last rule only.
 fn filter(rules: usize, is_match: bool) -> FilterProgram {
     let last = if is_match { PORT } else { 1000 };
     let ports = (1..rules as u16).chain([last]);

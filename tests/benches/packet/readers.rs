@@ -1,4 +1,4 @@
-//! Who else copies: tcpdump and the reader of the ring, on another CPU during a measurement, and tc.
+//! Other software that copies: tcpdump and the reader of the ring, on another CPU during a measurement, and tc.
 
 use std::{
     hint::black_box,
@@ -15,7 +15,7 @@ use crate::{
     path::{CUT_TO, pin_to_cpu},
 };
 
-/// How often the ring is read, at least.
+/// Longest interval between two reads of the ring.
 const LOOK_MS: i32 = 10;
 
 /// tcpdump on another CPU, as an engineer would start it inside the pod.
@@ -27,7 +27,7 @@ impl Tcpdump {
         command.args(["-c", "1", "tcpdump", "-n", "-s", &CUT_TO.to_string(), "-B", "65536", "-Z", "root"]);
         command.args(["-i", device, "-w", "/dev/null"]).stderr(Stdio::piped());
         let mut tcpdump = command.spawn().unwrap();
-        // "listening on ...": it captures.
+        // tcpdump prints "listening on ..." when it captures.
         BufReader::new(tcpdump.stderr.as_mut().unwrap()).lines().next().unwrap().unwrap();
         Self(tcpdump)
     }
@@ -40,7 +40,7 @@ impl Drop for Tcpdump {
     }
 }
 
-/// Copies by tc what the pod sends.
+/// Copies what the pod sends, by tc's action mirred.
 pub(crate) struct Mirred<'a>(&'a Lab);
 
 impl<'a> Mirred<'a> {
@@ -60,7 +60,7 @@ impl Drop for Mirred<'_> {
     }
 }
 
-/// Reads the ring on another CPU to the end of the bench, as `tail` does.
+/// Reads the ring on another CPU until the bench ends, as `tail` does.
 pub(crate) fn read(
     mut ring: RingBuf<MapData>,
     taken: &Array<MapData, u64>,

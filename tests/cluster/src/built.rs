@@ -1,10 +1,10 @@
-//! Starts a real Kubernetes node on this machine, and removes it without a trace.
+//! Starts a real Kubernetes node on this machine, and removes it completely.
 //!
-//! The node is etcd, kube-apiserver, kube-controller-manager, kube-scheduler, containerd, kubelet and kube-proxy, or
-//! Cilium instead of the last. They run as processes of their own, from binaries that `binaries`, `cilium` and `multus`
-//! put into the cache. Everything that they write is in `state::DIR`; `machine` has the few exceptions, and `cilium` those
-//! of Cilium. The node is for tests against Kubernetes and for trying the agent, not for production. `cargo xtask cluster`
-//! and the levels `api`, `cluster`, `cilium` and `multus` call this module; stories use it as a [`TestCluster`].
+//! The node is etcd, kube-apiserver, kube-controller-manager, kube-scheduler, containerd, kubelet, and kube-proxy or
+//! Cilium. They run as separate processes, from binaries that `binaries`, `cilium` and `multus` put into the cache.
+//! They write only to `state::DIR`; `machine` handles the few exceptions, and `cilium` those of Cilium. The node is for
+//! tests against Kubernetes and for trying the agent, not for production. `cargo xtask cluster` and the levels `api`,
+//! `cluster`, `cilium` and `multus` call this module; stories use it as a [`TestCluster`].
 
 mod binaries;
 pub mod cilium;
@@ -41,14 +41,13 @@ pub use images::BUSYBOX;
 use state::Lock;
 pub use state::{Cni, KUBECONFIG, Mode};
 
-/// The node's name.
 const NODE: &str = "podmirror-node";
 /// The node's address, on loopback: the same on every machine and in every network.
 const NODE_IP: &str = "10.245.0.1";
-/// The addresses of all pods, and the part of them that this node gives out.
+/// The CIDR of all pods, and the part of it for this node.
 const POD_CIDR: &str = "10.244.0.0/16";
 const NODE_CIDR: &str = "10.244.0.0/24";
-/// The addresses of services, and the first of them, which is the API server's.
+/// The CIDR of services, and its first address, which is the API server's.
 const SERVICE_CIDR: &str = "10.96.0.0/16";
 const SERVICE_IP: &str = "10.96.0.1";
 /// Where the API server listens.
@@ -56,7 +55,7 @@ const API_PORT: u16 = 6443;
 /// The bridge that connects the pods.
 const BRIDGE: &str = "podmirror-cni0";
 
-/// An error if this machine cannot run such a cluster.
+/// Returns an error if this machine cannot run such a cluster.
 pub fn can_be_brought() -> Result<()> {
     if !is_root() {
         bail!("the cluster needs root, for network namespaces, cgroups and mounts");
@@ -70,8 +69,8 @@ pub fn has_programs() -> bool {
     Binaries::locate().is_ok_and(|binaries| binaries.built("kubelet").exists())
 }
 
-/// Starts the components that do not run, and leaves the others alone. With `api_only`, the components are etcd and the
-/// API server. Without `cni`, pods are wired as in the present cluster, or by a bridge.
+/// Starts the components that do not run. With `api_only`, the components are etcd and the API server. Without `cni`,
+/// pods are wired as in the present cluster, or by a bridge.
 pub fn up(api_only: bool, cni: Option<Cni>) -> Result<()> {
     let _lock = Lock::take()?;
     start(api_only, cni)
@@ -83,7 +82,7 @@ pub fn down() -> Result<()> {
     end()
 }
 
-/// Runs two pods, pings from one to the other, and checks that they leave nothing.
+/// Runs two pods, pings from one to the other, and checks that nothing is left of them.
 pub fn smoke() -> Result<()> {
     let _lock = Lock::take()?;
     smoke::run(&Binaries::locate()?)
@@ -102,14 +101,14 @@ pub(crate) fn kubectl_program() -> Option<PathBuf> {
     program.exists().then_some(program)
 }
 
-/// The cluster that `up` has made.
+/// The cluster that `up` has started.
 #[derive(Debug)]
 pub struct Built {
     binaries: Binaries,
 }
 
 impl Built {
-    /// The cluster that `up` has made. An error if there is none, or if `kubeconfig` is not its kubeconfig.
+    /// Returns the cluster that `up` has started. Fails if there is none, or if `kubeconfig` is not its kubeconfig.
     pub fn at(kubeconfig: &Path) -> Result<Self> {
         if kubeconfig != Path::new(KUBECONFIG) || Mode::present()?.is_none() {
             bail!(
@@ -213,7 +212,7 @@ fn end() -> Result<()> {
     let binaries = Binaries::locate()?;
     step("stopping the cluster");
     let runs = |name| component::process(name).is_some();
-    // Nobody makes pods any more, kubelet ends those that there are, and then goes.
+    // Without the controller manager no new pods are created; kubelet can end the existing ones and is then stopped.
     component::stop("kube-controller-manager")?;
     component::stop("kube-scheduler")?;
     if runs("kubelet") && runs("kube-apiserver") && runs("containerd") {

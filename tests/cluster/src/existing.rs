@@ -1,8 +1,7 @@
-//! A cluster that was not built here, by its kubeconfig.
+//! A cluster that this crate has not built, given by its kubeconfig.
 //!
 //! Its only node must be this machine or a container on it (kind, k3d), because stories capture on the node and enter
-//! the pods. This crate does not know how to stop the components of such a cluster, so stories that stop them cannot
-//! run on it.
+//! the pods. This crate cannot stop the components of such a cluster, so stories that stop components cannot run on it.
 
 use std::{
     fs,
@@ -22,7 +21,7 @@ use crate::{
     built::{apply, kubectl_program},
 };
 
-/// How long a pod may run that only prints some text.
+/// Timeout for a pod that only prints some text.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A cluster that exists.
@@ -34,8 +33,8 @@ pub struct Existing {
 }
 
 impl Existing {
-    /// Connects to the cluster of a kubeconfig's current context. `import` is a shell command line that brings an image
-    /// onto the node; the archive's path is appended to it. Without `import`, the images must be there.
+    /// Connects to the cluster of a kubeconfig's current context. `import` is a shell command line that loads an image
+    /// onto the node; the archive's path is appended to it. Without `import`, the images must already be there.
     pub fn connect(kubeconfig: &Path, import: Option<String>) -> Result<Self> {
         let path = fs::canonicalize(kubeconfig).with_context(|| kubeconfig.display().to_string())?;
         let kubectl =
@@ -80,7 +79,7 @@ impl TestCluster for Existing {
         &self.kubeconfig
     }
 
-    /// kubectl with the environment of this process, because a kubeconfig may name a program that fetches the
+    /// kubectl with the environment of this process, because a kubeconfig can name a program that fetches the
     /// credentials.
     fn kubectl(&self) -> Command {
         let mut kubectl = command(&self.kubectl);
@@ -128,20 +127,20 @@ impl TestCluster for Existing {
     }
 }
 
-/// The first process of this machine in a network namespace, which is given as in the link `/proc/<pid>/ns/net`.
+/// The first process of this machine in a network namespace, which has the form of the link `/proc/<pid>/ns/net`.
 pub fn process_in_netns(netns: &str) -> Option<i32> {
     let entries = fs::read_dir("/proc").ok()?.flatten();
     let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
     pids.filter(|pid| link(&pid.to_string()).is_some_and(|own| own == netns)).min()
 }
 
-/// The network namespace of a process, like "net:[4026531840]".
+/// The network namespace of a process, in the form "net:[4026531840]".
 fn link(process: &str) -> Option<String> {
     let link = fs::read_link(Path::new("/proc").join(process).join("ns/net")).ok()?;
     Some(link.to_string_lossy().into_owned())
 }
 
-/// Name and address of the only node.
+/// Returns name and address of the only node.
 fn only_node(nodes: &Value) -> Result<(String, IpAddr)> {
     let nodes = nodes["items"].as_array().context("kubectl lists no nodes")?;
     let [node] = nodes.as_slice() else {

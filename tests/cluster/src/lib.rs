@@ -1,8 +1,8 @@
 //! Kubernetes clusters for stories: a cluster that this crate builds on this machine ([`built`]), or one that exists
 //! ([`Existing`]: kind, k3d, a cluster with Cilium or Calico).
 //!
-//! A story uses its cluster only through the trait [`TestCluster`]. `xtask` calls this crate to start clusters, and so
-//! does the harness of the stories (`mirror-tests`). The crate knows nothing of the agent.
+//! A story uses its cluster only through the trait [`TestCluster`]. `xtask` and the harness of the stories
+//! (`mirror-tests`) start clusters with this crate. The crate does not depend on the agent.
 
 #![expect(clippy::print_stdout, reason = "says what it starts and stops, on a command line tool's output")]
 
@@ -21,9 +21,9 @@ use anyhow::{Context as _, Result};
 pub use built::{BUSYBOX, Built};
 pub use existing::{Existing, process_in_netns};
 
-/// The environment variable that says which kind of cluster `KUBECONFIG` names.
+/// The environment variable with the kind of the cluster in `KUBECONFIG`.
 pub const KIND_VARIABLE: &str = "MIRROR_TEST_CLUSTER";
-/// Its value for a cluster that this crate has not built, and whose components it cannot stop.
+/// The variable's value for a cluster that this crate has not built, so it cannot stop the components.
 pub const EXISTING: &str = "existing";
 
 /// A cluster that stories can use.
@@ -34,11 +34,11 @@ pub trait TestCluster: fmt::Debug + Send + Sync {
     /// `kubectl` with that kubeconfig.
     fn kubectl(&self) -> Command;
 
-    /// The node on which the stories run: this machine, or a container on it. An error if there is no such node, or if
-    /// pods could also go to other nodes.
+    /// The node on which the stories run: this machine, or a container on it. Fails if there is no such node, or if
+    /// pods could be scheduled to other nodes.
     fn node(&self) -> Result<Node>;
 
-    /// Brings an image onto that node, from an archive as `docker save` writes it.
+    /// Loads an image onto that node, from an archive in the format of `docker save`.
     fn import(&self, archive: &Path) -> Result<()>;
 
     /// The cluster's components, if stories can stop them.
@@ -50,7 +50,7 @@ pub trait Components {
     /// The process of a component, if it runs.
     fn pid(&self, component: &str) -> Option<i32>;
 
-    /// Stops a component as a service manager does: by SIGTERM, and if that does not help, by SIGKILL.
+    /// Stops a component as a service manager does: by SIGTERM, and if it does not end, by SIGKILL.
     fn stop(&self, component: &str) -> Result<()>;
 
     /// Starts the components that do not run, and waits until the cluster works.
@@ -67,9 +67,9 @@ pub struct Node {
     pub name: String,
     /// Its address inside the cluster.
     pub address: IpAddr,
-    /// A file that leads to its network namespace.
+    /// A file that refers to the node's network namespace.
     pub netns: PathBuf,
-    /// Its BPF file system, as this machine sees it.
+    /// The node's BPF file system, as this machine sees it.
     pub bpffs: PathBuf,
 }
 

@@ -1,8 +1,9 @@
-//! `kill-at STEP FILE PROGRAM ARGUMENT...` runs a program, and kills it by SIGKILL on the way into one of its steps.
+//! `kill-at STEP FILE PROGRAM ARGUMENT...` runs a program, and kills it by SIGKILL at the entry of one of its steps.
 //!
 //! A step is a system call that changes something outside of the program: BPF objects, pins, devices. STEP counts from
-//! 1, over all threads; with 0 the program lives. `map:STEP` counts only the system calls that change an element of a
-//! map, and only while there is no file `FILE.wait`. FILE gets the number of steps. SIGTERM goes on to the program.
+//! 1, over all threads; with 0 the program is not killed. `map:STEP` counts only the system calls that change an
+//! element of a map, and only while the file `FILE.wait` does not exist. The number of steps is written to FILE.
+//! SIGTERM is forwarded to the program.
 
 use std::{
     env,
@@ -24,13 +25,13 @@ use nix::{
     unistd::Pid,
 };
 
-/// The commands of bpf(2) that make, change or delete something: BPF_MAP_CREATE, BPF_MAP_UPDATE_ELEM,
+/// The commands of bpf(2) that create, change or delete something: BPF_MAP_CREATE, BPF_MAP_UPDATE_ELEM,
 /// BPF_MAP_DELETE_ELEM, BPF_PROG_LOAD, BPF_OBJ_PIN, BPF_LINK_CREATE, BPF_LINK_UPDATE, BPF_LINK_DETACH.
 const BPF_CHANGES: [u64; 8] = [0, 2, 3, 5, 6, 28, 29, 34];
-/// Those that change an element of a map.
+/// The commands that change an element of a map.
 const MAP_CHANGES: [u64; 2] = [2, 3];
 
-/// Other calls: requests by netlink, and files.
+/// Other system calls: netlink requests, and files.
 #[rustfmt::skip]
 const CHANGES: &[i64] = &[
     libc::SYS_sendto, libc::SYS_sendmsg, libc::SYS_unlinkat, libc::SYS_mkdirat, libc::SYS_renameat2,
@@ -51,7 +52,7 @@ fn main() -> Result<ExitCode, Box<dyn Error>> {
     let file = next()?;
     let wait = [&*file, OsStr::new(".wait")].join(OsStr::new(""));
 
-    // It waits, stopped, until it is traced.
+    // The program is stopped until it is traced.
     let program =
         Command::new("sh").args(["-c", "kill -STOP $$; exec \"$@\"", "sh"]).args(arguments).spawn()?;
     let pid = Pid::from_raw(program.id().cast_signed());
@@ -64,7 +65,7 @@ fn main() -> Result<ExitCode, Box<dyn Error>> {
     terminations.thread_block()?;
     thread::spawn(move || {
         while terminations.wait().is_ok() {
-            // It fails only where the program has just ended.
+            // This fails only if the program has just ended.
             let _ = kill(pid, Signal::SIGTERM);
         }
     });
@@ -79,7 +80,7 @@ fn main() -> Result<ExitCode, Box<dyn Error>> {
                 let counts = begins_step(of, only_maps)? && !(only_maps && Path::new(&wait).exists());
                 steps += u32::from(counts);
                 if steps == step && step > 0 {
-                    // No thread begins another step: each waits for us at the next one.
+                    // No thread begins another step: each stops at its next one until this tracer resumes it.
                     kill(pid, Signal::SIGKILL)?;
                 } else {
                     resume(of, None)?;
@@ -94,7 +95,7 @@ fn main() -> Result<ExitCode, Box<dyn Error>> {
     Ok(ExitCode::from(code))
 }
 
-/// A thread may end at any time, by SIGKILL.
+/// Resumes a thread. A thread that SIGKILL has ended meanwhile is no error.
 fn resume(thread: Pid, signal: Option<Signal>) -> nix::Result<()> {
     match ptrace::syscall(thread, signal) {
         Err(Errno::ESRCH) => Ok(()),
@@ -102,7 +103,7 @@ fn resume(thread: Pid, signal: Option<Signal>) -> nix::Result<()> {
     }
 }
 
-/// Whether the system call at which a thread has stopped is the beginning of a step, and not its end.
+/// Whether a thread has stopped at the entry of a step, and not at its exit.
 fn begins_step(thread: Pid, only_maps: bool) -> nix::Result<bool> {
     let info = match ptrace::syscall_info(thread) {
         Err(Errno::ESRCH) => return Ok(false),

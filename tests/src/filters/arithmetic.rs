@@ -1,9 +1,9 @@
-//! Makes random comparisons with arithmetic and with offsets that depend on the packet.
+//! Random comparisons with arithmetic and with offsets that depend on the packet.
 
 use super::expressions::relation as relation_sign;
 use crate::random::Random;
 
-/// What people use, and what is near to it.
+/// Usual comparisons, and variations of them.
 const USUAL: [&str; 14] = [
     "tcp[((tcp[12:1] & 0xf0) >> 2):4] = 0x47455420",
     "ip[2:2] - ((ip[0]&0xf)<<2) - ((tcp[12]&0xf0)>>2) != 0",
@@ -39,7 +39,7 @@ fn arithmetic(random: &mut Random, depth: usize) -> String {
         return value(random, 0);
     }
     let left = arithmetic(random, depth - 1);
-    // libpcap takes the place of a field for a divisor or a shift, so here these places are 1 to 31.
+    // libpcap checks the offset of a field as if it were the divisor or the shift, so here these offsets are 1 to 31.
     let (operator, right) = match random.below(12) {
         0..=1 => ("+", arithmetic(random, depth - 1)),
         2..=3 => ("-", arithmetic(random, depth - 1)),

@@ -1,4 +1,4 @@
-//! Makes random expressions of the supported language, in the usual forms.
+//! Random expressions of the supported language, in the usual forms.
 
 use std::net::Ipv4Addr;
 
@@ -15,11 +15,11 @@ pub fn expression(random: &mut Random) -> String {
     if !random.one_in(12) {
         return expression;
     }
-    // Everything behind geneve stands in one bracket: where a frame is not Geneve, libpcap's program reads memory that
-    // nothing has written.
+    // Everything after `geneve` is in one bracket: where a frame is not Geneve, libpcap's program reads uninitialised
+    // memory.
     let geneve = numbered(random, "geneve", &NETWORKS);
     let outside = combined(random, 1);
-    // Inside of Geneve, libpcap still looks for the labels outside.
+    // Inside Geneve, libpcap still looks for the outer labels.
     if outside.contains("mpls") || random.one_in(2) {
         format!("{geneve} and ({expression})")
     } else {
@@ -185,7 +185,7 @@ pub(super) fn relation(random: &mut Random) -> &'static str {
     random.pick(&["=", "==", "!=", ">", ">=", "<", "<="])
 }
 
-/// Qualifiers and one id, or several with the same qualifiers in one of the short forms.
+/// Qualifiers and one id, or several ids with the same qualifiers in one of the short forms.
 fn ids(
     random: &mut Random,
     protocols: &[&str],

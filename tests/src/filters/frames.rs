@@ -1,5 +1,4 @@
-//! Makes random frames: every protocol of the language, whole, truncated and broken, with the values that expressions
-//! use.
+//! Random frames: every protocol of the language, whole, truncated and broken, with the values that expressions use.
 
 use crate::random::Random;
 
@@ -52,7 +51,7 @@ pub fn frame(random: &mut Random) -> Vec<u8> {
     frame
 }
 
-/// An Ethernet type and what it announces. `depth`: how many packets it is in.
+/// An Ethernet type and a payload of this type. `depth`: number of enclosing packets.
 fn payload(random: &mut Random, depth: usize) -> (u16, Vec<u8>) {
     match random.below(20) {
         0..=5 => (0x0800, ipv4(random)),
@@ -65,7 +64,7 @@ fn payload(random: &mut Random, depth: usize) -> (u16, Vec<u8>) {
         14 => (0x8847, mpls(random)),
         15 => (0x8864, pppoe(random)),
         16..=17 if depth < 2 => geneve(random, depth),
-        // The type of one protocol and the bytes of another.
+        // The type of one protocol with the bytes of another.
         _ => (random.pick(&[0x0800, 0x86dd, 0x0806, 0x8035]), [ipv6(random), ipv4(random)].concat()),
     }
 }
@@ -95,7 +94,7 @@ fn pppoe(random: &mut Random) -> Vec<u8> {
     packet
 }
 
-/// A packet of Geneve over UDP, with an Ethernet frame or a bare packet inside.
+/// A Geneve packet over UDP, with an Ethernet frame or a bare packet inside.
 fn geneve(random: &mut Random, depth: usize) -> (u16, Vec<u8>) {
     let (kind, mut packet) = match random.below(2) {
         0 => (0x0800, ipv4(random)),
@@ -152,7 +151,7 @@ fn ipv4(random: &mut Random) -> Vec<u8> {
 fn ipv6(random: &mut Random) -> Vec<u8> {
     let address = |random: &mut Random| random.pick(&IPV6).parse::<std::net::Ipv6Addr>().unwrap().octets();
     let protocol = random.pick(&PROTOCOLS);
-    // Hop-by-hop, routing, fragment, or none of them.
+    // Hop-by-hop, routing, fragment, or no extension header.
     let extension = random.pick(&[None, None, None, Some(0), Some(43), Some(44), Some(44)]);
     let mut packet = vec![0x60, 0, 0, 0, 0, 0, extension.unwrap_or(protocol), 64];
     packet.extend(address(random));

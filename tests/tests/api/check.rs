@@ -1,4 +1,4 @@
-//! `kubectl mirror check` with a real API server: what the server says of the CRDs, the nodes and the user's rights.
+//! `kubectl mirror check` with a real API server: the server's data on the CRDs, the nodes and the user's rights.
 
 use std::{env, fs, path::Path, process::Command};
 
@@ -8,7 +8,7 @@ use mirror_tests::Api;
 
 use crate::{mirror_nodes::shipped, resources::Story};
 
-/// The exit code, and what was printed.
+/// The exit code and the printed report.
 fn check(namespace: &str, kubeconfig: Option<&Path>) -> (i32, Value) {
     let mut plugin = Command::new(env::var_os("MIRROR_PLUGIN").unwrap());
     plugin.args(["check", "-o", "json", "-n", namespace, "--agents", namespace]);
@@ -20,13 +20,13 @@ fn check(namespace: &str, kubeconfig: Option<&Path>) -> (i32, Value) {
     (output.status.code().unwrap(), report.unwrap_or_else(|error| panic!("{error}: {output:?}")))
 }
 
-/// Results and what was found by one check.
+/// Results and findings of one check.
 fn found<'r>(report: &'r Value, check: &str) -> Vec<(&'r str, &'r str)> {
     let findings = report["findings"].as_array().unwrap().iter().filter(|of| of["check"] == check);
     findings.map(|of| (of["result"].as_str().unwrap(), of["found"].as_str().unwrap())).collect()
 }
 
-/// Writes an object, and its status. Nobody else writes it here: no kubelet and no controller runs.
+/// Writes an object and its status. No kubelet or controller runs here to write the status.
 fn apply(api: &Api, mut object: Value, status: Value) {
     object["metadata"]["namespace"] = api.namespace().into();
     api.kubectl_with("apply --server-side -f -", &object.to_string());
@@ -37,7 +37,7 @@ fn apply(api: &Api, mut object: Value, status: Value) {
     api.kubectl_with("apply --server-side --subresource=status -f -", &object.to_string());
 }
 
-/// The objects are those of the chart, so the plugin knows them by what the chart says.
+/// The plugin must find the objects of the chart, by what the chart writes into them.
 #[test]
 fn check_finds_what_the_chart_has_installed() {
     let story = Story::new("check-chart");
@@ -82,7 +82,7 @@ fn check_finds_what_the_chart_has_installed() {
     assert_eq!(found(&report, "versions"), [("OK", version.as_str())]);
     assert_eq!(found(&report, "reports"), [("WARN", format!("no MirrorNode of {node}").as_str())]);
     assert_eq!(found(&report, "controller"), [("OK", "1 available")]);
-    // No kubelet runs the command.
+    // No kubelet runs that could execute the command.
     let failures = found(&report, "failures");
     let silent = format!("{node} does not answer: ");
     assert!(matches!(failures[..], [("WARN", found)] if found.starts_with(&silent)), "{failures:?}");
@@ -116,7 +116,7 @@ fn check_knows_the_crds_of_its_version_and_the_rights_of_its_user() {
     let agents = format!("podmirror is not installed in namespace {name}");
     assert_eq!(found(&report, "agents"), [("WARN", agents.as_str())], "the CRDs are there");
 
-    // A user who may do nothing.
+    // A user without any right.
     api.kubectl("create serviceaccount nobody");
     let nobody = api.kubeconfig_with(&api.kubectl("create token nobody"));
     let (code, report) = check(&name, Some(&nobody));
@@ -132,7 +132,7 @@ fn check_knows_the_crds_of_its_version_and_the_rights_of_its_user() {
         assert!(matches!(found[..], [("WARN", why)] if why.contains("forbidden")), "{check}: {found:?}");
     }
 
-    // No server.
+    // No API server.
     let nowhere = story.node.lab.files().join("nowhere");
     let mut config: Value = serde_json::from_slice(&fs::read(&nobody).unwrap()).unwrap();
     config["clusters"][0]["cluster"]["server"] = "https://127.0.0.1:1".into();

@@ -1,4 +1,4 @@
-//! The controller: what several nodes report, summed up in the status of a Mirror.
+//! The controller: sums up the reports of several nodes in the status of a Mirror.
 //!
 //! One node is real, with an agent. The others are MirrorNodes that the story writes.
 
@@ -17,19 +17,19 @@ use crate::{
     targets::target,
 };
 
-/// A controller sees all Mirrors of the cluster, so one story at a time has controllers.
+/// A controller sees all Mirrors of the cluster, so only one story at a time runs controllers.
 static CONTROLLERS: Mutex<()> = Mutex::new(());
-/// A change waits 10 s at most for its write, and a node's report for as long.
+/// Upper bound until a change is in the status: the agent writes its report within 10 s, and the controller its status
+/// within another 10 s.
 const WRITTEN: Duration = Duration::from_secs(25);
-/// How long the Lease of a controller that has vanished holds, in seconds.
+/// Duration of a Lease in seconds: the next controller waits this long for one that was killed.
 const LEASE: u64 = 3;
 
-/// The only story with controllers, as long as it has this.
+/// A lock: as long as the story holds it, no other story runs controllers.
 pub(crate) fn alone() -> MutexGuard<'static, ()> {
     CONTROLLERS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Starts a controller.
 pub(crate) fn controller(story: &Story, name: &str, listen: &str) -> Agent {
     let Node { api, lab } = &story.node;
     let kubeconfig = api.kubeconfig();
@@ -69,7 +69,7 @@ fn report(story: &mut Story, node: &str, minutes_ago: i64, summary: &Value) -> S
     name
 }
 
-/// What a node reports on the Mirror `name` of the story's namespace.
+/// A node's report on the Mirror `name` of the story's namespace.
 fn summary(story: &Story, name: &str, selected: i64, covered: i64, copied: i64) -> Value {
     let api = &story.node.api;
     let uid = api.kubectl(&format!("get mirror {name} -o jsonpath={{.metadata.uid}}"));
@@ -127,7 +127,7 @@ fn what_the_nodes_report_is_summed_up_by_the_controller_that_holds_the_lease() {
         [story.node.api.run(&story.node.lab, &web, &[]), story.node.api.run(&story.node.lab, &db, &[])];
     let of_far = summary(story, "all", 3, 2, 1000);
     let far = report(story, "far", 0, &of_far);
-    // Its agent has been gone for a while.
+    // The agent of this node has not reported for a while.
     let of_gone = summary(story, "all", 7, 7, 7);
     report(story, "gone", 20, &of_gone);
 
@@ -135,7 +135,7 @@ fn what_the_nodes_report_is_summed_up_by_the_controller_that_holds_the_lease() {
     first.wait_for_log(&["holds the Lease"]);
     let agent = story.node.api.agent(&story.node.lab, &[]);
     wait_mirrors(&story.node.lab, &web, &["mirror/all"]);
-    // No node is needed to see that it cannot be used.
+    // An error in the Mirror itself is found without a node.
     story.mirror("broken", "nobody", &json!({ "filter": "tcp prot 443" }));
     let broken = wait_status(story, "broken", |status| !status.is_null());
     let accepted = condition(&broken, "Accepted");
@@ -168,7 +168,7 @@ fn what_the_nodes_report_is_summed_up_by_the_controller_that_holds_the_lease() {
         })
     });
 
-    // A second one waits, and takes over when the first one vanishes.
+    // A second controller waits, and takes over when the first one is killed.
     let second = controller(story, "second", "127.0.0.1:10708");
     let get = |port: u16, path: &str| {
         let address = ([127, 0, 0, 1], port).into();
@@ -189,19 +189,19 @@ fn what_the_nodes_report_is_summed_up_by_the_controller_that_holds_the_lease() {
     first.kill();
     second.wait_for_log(&["holds the Lease"]);
     assert_eq!(holder(story), "second");
-    // The far node is gone, and with it what it has reported.
+    // When the far node's report is deleted, its numbers disappear from the sum.
     story.node.api.kubectl(&format!("delete mirrornode {far}"));
     let sum = wait_status(story, "all", |status| status["pods"] == json!({ "selected": 1, "covered": 1 }));
     let now = condition(&sum, "Covered");
     assert_eq!((&now["status"], &sum["worst"]), (&json!("True"), &Value::Null), "{sum:#}");
     assert_ne!(now["lastTransitionTime"], covered["lastTransitionTime"]);
     let of_before = condition(&status(story, "all"), "Accepted").clone();
-    // A new controller tells nothing anew.
+    // A new controller sends no Event again.
     assert_eq!(
         (events(story, "all"), events(story, "broken").len()),
         (vec!["NotCovered".into(), "Started".into()], 1)
     );
-    // One that is stopped gives the Lease back, and what it has written stays.
+    // A controller that is stopped releases the Lease, and the statuses that it has written stay.
     second.stop();
     assert_eq!(holder(story), "");
     assert_eq!(condition(&status(story, "all"), "Accepted"), &of_before);
@@ -237,14 +237,14 @@ fn the_status_of_a_mirror_target_says_which_nodes_can_copy_to_it() {
     let spec = json!({ "pod": { "namespace": namespace, "name": "ids" } });
     let name = &story.mirror_target(&spec);
     let far = &refuse(story, "far", 0, name);
-    // Its agent has been gone for a while.
+    // The agent of this node has not reported for a while.
     let gone = &refuse(story, "gone", 20, name);
     let [ids] = story.node.pods(["ids"]);
     let Node { api, lab } = &story.node;
     let _container = api.run(lab, &ids, &[]);
     let controller = controller(story, "one", "");
     let agent = api.agent(lab, &[]);
-    // The agent and the controller have just started, and more than one change of each may have to wait.
+    // The agent and the controller have just started, and several changes of each may be waiting for their writes.
     let wait = |is_so: &dyn Fn(&Value) -> bool| {
         eventually(2 * WRITTEN, || {
             let object = api.kubectl(&format!("get mirrortarget {name} -o json"));
@@ -278,7 +278,7 @@ fn the_status_of_a_mirror_target_says_which_nodes_can_copy_to_it() {
     let table = api.kubectl(&format!("get mirrortarget {name}"));
     assert!(table.lines().next().unwrap().contains("READY   NODES   AGE"), "{table}");
 
-    // The node that refuses it goes, and so does the pod.
+    // Deletes the node that refuses the target, and the pod.
     api.kubectl(&format!("delete mirrornode {far}"));
     let status = wait(&|status| condition(status, "Accepted")["status"] == "True");
     assert_eq!((ready(&status), reason(&status, far)), (1, None), "{status:#}");
@@ -287,7 +287,7 @@ fn the_status_of_a_mirror_target_says_which_nodes_can_copy_to_it() {
     let (word, message) = reason(&status, own).unwrap();
     assert_eq!((word.as_str(), message.as_str()), ("TargetDown", "this node has no such pod"));
 
-    // No node is needed to see that it cannot be used.
+    // An error in the MirrorTarget itself is found without a node.
     api.apply(&target(name, &json!({ "vxlan": { "remote": "127.0.0.1", "port": 14789, "vni": 7 } })));
     let status = wait(&|status| condition(status, "Accepted")["reason"] == "InvalidSpec");
     let message = condition(&status, "Accepted")["message"].as_str().unwrap();
@@ -297,7 +297,7 @@ fn the_status_of_a_mirror_target_says_which_nodes_can_copy_to_it() {
     agent.stop();
 }
 
-/// The controller has the rights that the chart gives, and no other.
+/// The controller has exactly the rights that the chart grants.
 #[test]
 fn the_rights_of_the_chart_are_enough_for_the_controller() {
     let _alone = alone();

@@ -36,7 +36,7 @@ fn the_next_agent_goes_on_with_the_event_of_the_one_before() {
     }
 }
 
-/// How often each Event on a pod was told, by the pod and its text.
+/// The count of each Event on a pod, by the pod and its text.
 type Told = BTreeMap<String, u64>;
 
 /// All Events on pods of the story's namespace.
@@ -48,13 +48,13 @@ fn told(api: &Api) -> Told {
         let pod = text(&event["regarding"]["name"]);
         (format!("{pod}: {kind} {reason}: {note}"), event["series"]["count"].as_u64().unwrap_or(1))
     };
-    // The controller of another story has Events on Mirrors.
+    // The controller of another story creates Events on Mirrors.
     let of_pods =
         events["items"].as_array().unwrap().iter().filter(|event| event["regarding"]["kind"] == "Pod");
     of_pods.map(of_event).collect()
 }
 
-/// Waits until the Events are exactly those before and one more of each of these texts.
+/// Waits until the Events are exactly those before, plus one of each of these texts.
 #[track_caller]
 fn wait_told(api: &Api, before: &Told, more: &[&str]) -> Told {
     let mut expected = before.clone();
@@ -68,8 +68,8 @@ fn wait_told(api: &Api, before: &Told, more: &[&str]) -> Told {
     expected
 }
 
-/// A node that mirrors every pod. Only what somebody asks for is told, once, all mirrors of a pod together; what the agent
-/// finds when it starts is not told again, and neither is a capture.
+/// A node that mirrors every pod. Events are sent only for what is requested, once for all mirrors of a pod together;
+/// not again for what the agent finds when it starts, and not for a capture.
 #[test]
 fn a_pod_is_told_once_when_its_mirrors_begin_and_end() {
     let story = &Story::new("begins");
@@ -89,14 +89,14 @@ fn a_pod_is_told_once_when_its_mirrors_begin_and_end() {
     let events = wait_told(api, &Told::new(), &begun);
     wait_mirrors(lab, idle, &["default"]);
 
-    // A limit ends one of them, while a program reads the packets of another pod.
+    // A limit ends one mirror, while a program reads the packets of another pod.
     let tail = Tail::start(lab, &["tail", "--pod", &format!("{}/idle", api.namespace())]);
     db.ping(web.v4(), 20, 56);
     let over = "db: Normal MirrorEnded: No longer mirrored by mirror/few: its limit of packets is reached";
     let events = wait_told(api, &events, &[over]);
     tail.stop();
 
-    // The next agent finds all of them. Meanwhile a Mirror goes, and it tells that alone.
+    // The next agent finds all mirrors installed. A Mirror was deleted meanwhile, and only that causes an Event.
     agent.stop();
     api.kubectl("annotate pod web podmirror.io/mirror-");
     api.kubectl("delete mirror all");
@@ -105,7 +105,7 @@ fn a_pod_is_told_once_when_its_mirrors_begin_and_end() {
     let events = wait_told(api, &events, &[gone]);
     wait_mirrors(lab, web, &["default"]);
 
-    // It begins once more: the Event of it is a series.
+    // The mirror begins again: its Event becomes a series.
     story.mirror("all", "web", &json!({ "targetRef": { "name": "ids" } }));
     let again = "web: Normal MirrorStarted: Mirrored by mirror/all (target ids)";
     let events = wait_told(api, &events, &[again]);
@@ -118,7 +118,7 @@ fn a_pod_is_told_once_when_its_mirrors_begin_and_end() {
     let events = wait_told(api, &events, &[gone]);
     assert_eq!((events[again], events[gone]), (2, 2));
 
-    // A pod that goes is told nothing. The last Event shows that all before it were posted.
+    // A deleted pod gets no Event. The last Event shows that all earlier ones were posted.
     drop(of_db);
     api.kubectl("delete pod db --grace-period=0 --force");
     lab.wait_mirrored(&[web, idle]);

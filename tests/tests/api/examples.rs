@@ -1,4 +1,4 @@
-//! The examples of the documents: each is created as it stands.
+//! The examples of the documents: each is created as it is written there.
 
 use std::{collections::BTreeSet, fs, path::Path};
 
@@ -8,17 +8,17 @@ use serde_json::{Value, json};
 use crate::{Node, resources::alone_with_crds};
 
 const OURS: &str = "apiVersion: podmirror.io";
-/// The label of the namespaces that stories make.
+/// The label of the namespaces of stories.
 const OF_STORY: &str = "podmirror-story";
 
-/// An example: where it stands, its text and its objects.
+/// An example: its place in the documents, its text and its objects.
 struct Example {
     place: String,
     text: String,
     objects: Vec<Value>,
 }
 
-/// The examples with objects of our kinds, of all documents.
+/// The examples of podmirror's kinds in all documents.
 fn examples() -> Vec<Example> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
     let documents = fs::read_dir(root.join("docs")).unwrap().map(|entry| entry.unwrap().path());
@@ -43,7 +43,7 @@ fn examples() -> Vec<Example> {
     examples
 }
 
-/// The namespaces of the examples. They are removed on drop, with the objects of the examples.
+/// The namespaces of the examples. They are deleted on drop, with the objects of the examples.
 struct Namespaces<'a> {
     api: &'a Api,
     names: BTreeSet<String>,
@@ -51,7 +51,7 @@ struct Namespaces<'a> {
 }
 
 impl Namespaces<'_> {
-    /// Makes them. What an earlier run has left is removed first.
+    /// Creates them, after deleting what an earlier run has left.
     #[track_caller]
     fn make(&self) {
         self.remove();
@@ -69,14 +69,14 @@ impl Namespaces<'_> {
         }
         let ours = self.api.try_kubectl(&format!("get namespaces -l {OF_STORY} -o name")).unwrap_or_default();
         for name in &self.names {
-            // A namespace of somebody else stays, and then the story fails.
+            // A namespace of another owner is not deleted, and the story fails.
             if !ours.lines().any(|line| line == format!("namespace/{name}")) {
                 continue;
             }
             self.tried(
                 self.api.try_kubectl(&format!("delete --ignore-not-found --wait=false namespace {name}")),
             );
-            // Without Kubernetes' controllers, nobody else completes this.
+            // Kubernetes' controllers do not run here, so nothing else finalizes the namespace.
             self.tried(self.api.try_kubectl(&format!(
                 "delete --wait=false --all serviceaccounts,configmaps --namespace {name}"
             )));
@@ -101,7 +101,7 @@ impl Drop for Namespaces<'_> {
     }
 }
 
-/// Whether an object has all that an example says of it.
+/// Whether an object contains every field of an example.
 fn has(object: &Value, example: &Value) -> bool {
     match example {
         Value::Object(fields) => fields.iter().all(|(key, value)| has(&object[key], value)),

@@ -1,4 +1,4 @@
-//! Mirrors with a stream: who gets their packets from the agent, by its stream endpoint.
+//! Mirrors with a stream: which programs get their packets from the agent's stream endpoint.
 
 use std::{
     io::{Read as _, Write as _},
@@ -17,7 +17,7 @@ use crate::{
 
 /// The agent's default address for streams.
 const STREAM_LISTEN: &str = "127.0.0.1:10707";
-/// The key of these stories, and what `printf %s KEY | sha256sum` prints.
+/// The key of these stories, and the output of `printf %s KEY | sha256sum`.
 const KEY: &str = "a key of the stories";
 const KEY_SHA256: &str = "876b53d1033f977b80be69a45b19f5ce6d8d1f87b101a1503823c41d7bbc244c";
 
@@ -27,7 +27,7 @@ struct Program {
 }
 
 impl Program {
-    /// Connects, and sends this request.
+    /// Connects and sends this request.
     #[track_caller]
     fn connect(lab: &Lab, request: &Value) -> Self {
         let connection = eventually(SOON, || {
@@ -38,7 +38,7 @@ impl Program {
         Self { connection }
     }
 
-    /// The same, with the key, when the agent gives the stream.
+    /// Connects with the key as soon as the agent offers the stream.
     #[track_caller]
     fn admitted(lab: &Lab, mirror: &str) -> Self {
         let program = Self::connect(lab, &json!({ "mirror": mirror, "key": KEY }));
@@ -48,35 +48,35 @@ impl Program {
         program
     }
 
-    /// All that the agent still sends. A connection that it resets has ended, too.
+    /// Everything that the agent still sends, until it closes or resets the connection.
     fn rest(mut self) -> Vec<u8> {
         let mut rest = Vec::new();
         let _ = self.connection.read_to_end(&mut rest);
         rest
     }
 
-    /// Reads from now on.
+    /// Starts a thread that reads everything from now on.
     fn reading(self) -> Reading {
         let end = self.connection.try_clone().unwrap();
         Reading { end, bytes: thread::spawn(move || self.rest()) }
     }
 }
 
-/// A program that reads all that comes.
+/// A program that reads everything it receives.
 struct Reading {
     end: TcpStream,
     bytes: JoinHandle<Vec<u8>>,
 }
 
 impl Reading {
-    /// Asks for the end, and waits for the counters.
+    /// Requests the end of the stream, and waits for the counters.
     fn stop(self) -> PacketFile {
         (&self.end).write_all(b".").unwrap();
         PacketFile::parse(&self.bytes.join().unwrap())
     }
 }
 
-/// Waits until these pods, and no others, are read by a program.
+/// Waits until a program reads exactly these pods.
 #[track_caller]
 fn wait_read(lab: &Lab, pods: &[&PodNs]) {
     lab.wait_mirrored(pods);
@@ -105,7 +105,7 @@ fn the_packets_of_a_stream_are_for_the_program_that_has_the_key() {
     assert_eq!(told["notCovered"][0]["reason"], "NoReader", "{told:#}");
     lab.wait_mirrored(&[]);
 
-    // Strangers get no byte, and nothing is mirrored for them.
+    // Without the key a client gets no byte, and nothing is mirrored for it.
     let requests = [
         json!({ "mirror": mirror, "key": "another key" }),
         json!({ "mirror": mirror, "key": KEY_SHA256 }),
@@ -125,7 +125,7 @@ fn the_packets_of_a_stream_are_for_the_program_that_has_the_key() {
     assert!(second.starts_with("another program reads this stream"), "{second}");
     web.ping(db.v4(), 5, 400);
     web.udp_echo(db, db.v4(), &[1, 1000]);
-    // A pod that comes into the selection is read on the same connection, and one that leaves it is not.
+    // A pod that starts to match the selector is read on the same connection, and one that no longer matches is not.
     api.kubectl("label --overwrite pod db app=web");
     wait_read(lab, &[web, db]);
     db.ping(web.v4(), 3, 100);
@@ -151,7 +151,7 @@ fn the_packets_of_a_stream_are_for_the_program_that_has_the_key() {
     agent.stop();
 }
 
-/// A resource inherits no setting of the agent's flags: the sample of one packet in many does not count.
+/// A resource inherits no setting from the agent's flags: the sample of one packet in many does not apply to it.
 #[test]
 fn what_the_rate_of_a_mirror_keeps_out_of_its_stream_is_counted() {
     let story = &Story::new("limited");
@@ -182,18 +182,18 @@ fn a_stream_ends_with_its_program_and_with_its_mirror() {
     let [web, db] = &pods;
     let agent = api.agent(lab, &[]);
     let mirror = format!("{}/live", api.namespace());
-    // The program is faster than the Mirror.
+    // The program connects before its Mirror is known.
     let early = Program::connect(lab, &json!({ "mirror": mirror, "key": KEY }));
     story.mirror("live", "web", &json!({ "filter": "icmp or udp", "stream": { "keySha256": KEY_SHA256 } }));
     let mut answer = [0; 3];
     (&early.connection).read_exact(&mut answer).unwrap();
     wait_read(lab, &[web]);
-    // A program that is killed: the kernel closes its connection.
+    // As if the program were killed: the kernel closes its connection.
     early.connection.shutdown(Shutdown::Both).unwrap();
     drop(early);
     lab.wait_mirrored(&[]);
 
-    // One that does not read: the agent's loop goes on, the pod's packets too, and others are read.
+    // A program that does not read: the agent's loop goes on, the pod's packets too, and others are read.
     let silent = Program::admitted(lab, &mirror);
     wait_read(lab, &[web]);
     story.mirror("other", "db", &json!({ "filter": "icmp", "stream": { "keySha256": KEY_SHA256 } }));
@@ -213,7 +213,7 @@ fn a_stream_ends_with_its_program_and_with_its_mirror() {
     drop(silent);
     lab.wait_mirrored(&[]);
 
-    // The Mirror goes, and with it the stream.
+    // The Mirror is deleted, and the stream ends.
     let reading = Program::admitted(lab, &mirror).reading();
     wait_read(lab, &[web]);
     web.ping(db.v4(), 3, 56);
@@ -224,7 +224,7 @@ fn a_stream_ends_with_its_program_and_with_its_mirror() {
     agent.stop();
 }
 
-/// Its connection stays, as that of a machine that sleeps.
+/// The program's connection stays open, like that of a suspended machine.
 #[test]
 fn a_program_that_takes_nothing_for_half_a_minute_loses_its_stream() {
     let story = &Story::new("stalled");
@@ -252,7 +252,7 @@ fn a_program_that_takes_nothing_for_half_a_minute_loses_its_stream() {
     eprintln!("the stream has ended after {until_the_end:.1?}");
     assert!(until_the_end > Duration::from_secs(10), "it may take its time: {until_the_end:?}");
 
-    // What was on its way is all that the program finds. Another one can read the stream.
+    // The program still finds the bytes that were in transit. Another one can read the stream.
     let rest = PacketFile::parse(&silent.rest());
     assert_eq!(rest.statistics, []);
     let reading = Program::admitted(lab, &mirror).reading();

@@ -33,7 +33,7 @@ fn a_node_has_a_thousand_pods() {
     assert_eq!(told("podmirror_bad_annotations"), EACH as f64);
     assert_eq!(told("podmirror_skipped_pods{reason=\"NoNetns\"}"), (3 * EACH) as f64);
     assert_eq!(lab.status().taps, []);
-    // A value that is none counts as if it did not stand there, and each owner is told, once.
+    // An invalid value counts as a missing annotation, and each owner gets one Event.
     let events = || {
         let events = api.kubectl("get events --field-selector reason=BadAnnotation -o name");
         events.lines().count()
@@ -49,7 +49,7 @@ fn a_node_has_a_thousand_pods() {
 
 /// Mirrors that select all pods, with their fields.
 const WIDE: [&str; 3] = ["echoes", "datagrams", "sent"];
-/// Pods, and Mirrors with the wide ones among them. Each other Mirror selects one pod.
+/// Number of pods, and of Mirrors including the wide ones. Each other Mirror selects one pod.
 const HUNDRED: usize = 100;
 
 fn hundred_mirrors(pods: &[PodNs]) -> Vec<Value> {
@@ -59,7 +59,7 @@ fn hundred_mirrors(pods: &[PodNs]) -> Vec<Value> {
         json!({ "direction": "Egress", "filter": "icmp", "targetRef": { "name": "ids" } }),
     ];
     let wide = WIDE.iter().zip(specs).map(|(name, spec)| resource("Mirror", name, &json!({}), &spec));
-    // A filter of its own for each.
+    // Each of these has a filter of its own.
     let narrow = pods.iter().take(HUNDRED - WIDE.len()).map(|pod| {
         let labels = json!({ "matchLabels": { "app": pod.name() } });
         let filter = format!("icmp and host {}", pod.v4());
@@ -68,7 +68,7 @@ fn hundred_mirrors(pods: &[PodNs]) -> Vec<Value> {
     wide.chain(narrow).collect()
 }
 
-/// The names of the mirrors that a pod has, in the order of the kernel's tables.
+/// The names of a pod's mirrors, in the order of the kernel's tables.
 fn mirrors_of(number: usize, pod: &PodNs) -> Vec<String> {
     let own = (number < HUNDRED - WIDE.len()).then_some(pod.name());
     let mut names: Vec<_> = WIDE.into_iter().chain(own).map(|name| format!("mirror/{name}")).collect();
@@ -76,7 +76,7 @@ fn mirrors_of(number: usize, pod: &PodNs) -> Vec<String> {
     names
 }
 
-/// Each Mirror gets its own packets, to the packet, and says which pods it covers.
+/// Each Mirror gets exactly its own packets, and reports which pods it covers.
 #[test]
 fn a_node_has_a_hundred_pods_and_a_hundred_mirrors() {
     let story = &Story::new("hundred");

@@ -1,5 +1,5 @@
-//! The rights that the chart gives: an agent reads what it needs, and writes the MirrorNode of its own node alone; the
-//! controller writes statuses alone.
+//! The rights that the chart grants: an agent reads what it needs, and writes only the MirrorNode of its own node; the
+//! controller writes only statuses.
 
 use std::fs;
 
@@ -11,7 +11,7 @@ use crate::{
     resources::{Story, file, wait_mirrors},
 };
 
-/// An object that the chart ships, by kind and name.
+/// An object of the chart, by kind and name.
 pub(crate) fn shipped(kind: &str, name: &str) -> Value {
     let objects: Vec<Value> = serde_saphyr::from_multiple(&file("deploy/rendered/podmirror.yaml")).unwrap();
     let found = objects.into_iter().find(|of| of["kind"] == kind && of["metadata"]["name"] == name);
@@ -40,12 +40,12 @@ pub(crate) fn kubeconfig_with_rights(story: &Story, name: &str) -> String {
     let to = format!("--serviceaccount={namespace}:{name}");
     api.kubectl(&format!("create clusterrolebinding {namespace} --clusterrole={namespace} {to}"));
     api.kubectl(&format!("create rolebinding {namespace} --role={namespace} {to}"));
-    // The name of the Lease is one of the rights.
+    // The role's rights include the name of the Lease.
     let path = api.kubeconfig_with(&api.kubectl(&format!("create token {name}")));
     path.to_str().unwrap().to_owned()
 }
 
-/// The agent has the rights that the chart gives, and the token of a pod of its node.
+/// The agent has the rights that the chart grants, and the token of a pod of its node.
 #[test]
 fn an_agent_writes_the_mirror_node_of_its_own_node_alone() {
     let mut story = Story::new("own-node");
@@ -86,7 +86,7 @@ fn an_agent_writes_the_mirror_node_of_its_own_node_alone() {
     assert_eq!((&told["kind"], &told["namespace"]), (&json!("Mirror"), &json!(namespace)), "{told:#}");
     agent.stop();
 
-    // With the same token, the node of another agent.
+    // With the same token, a request for another agent's node.
     let apply = |name: &str, finalizers: &[&str]| {
         let object = json!({
             "apiVersion": "podmirror.io/v1alpha1", "kind": "MirrorNode",
@@ -99,7 +99,7 @@ fn an_agent_writes_the_mirror_node_of_its_own_node_alone() {
         let output = kubectl.env("KUBECONFIG", kubeconfig).output().unwrap();
         String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned()
     };
-    // The server takes a moment to read a new policy.
+    // The server reads a new policy after a moment.
     eventually(2 * SOON, || {
         let told = apply(&other, &[]);
         check(told.contains("the MirrorNode of its own node alone"), || told.clone())

@@ -1,4 +1,4 @@
-//! The API server is away or refuses requests. Mirrored pods stay mirrored.
+//! The API server is unreachable or refuses requests. Mirrored pods stay mirrored.
 
 use std::{fs, time::Duration};
 
@@ -8,12 +8,12 @@ use serde_json::{Value, json};
 use crate::Node;
 
 const MIRROR: [(&str, &str); 1] = [("podmirror.io/mirror", "true")];
-/// How long the agent may take to notice that a server is silent that still acknowledges packets: a watch may be silent for
-/// 150 s, and a list for 30 s.
+/// Time until the agent notices that a server is silent that still acknowledges packets: a watch may be silent for 150
+/// s, and a list for 30 s.
 const NOTICED: Duration = Duration::from_secs(190);
-/// How long the agent may take to notice that its packets to the server are lost.
+/// Time until the agent notices that its packets to the server are lost.
 const CUT_OFF: Duration = Duration::from_secs(70);
-/// How long the agent may take after that to become unready: a minute. To be ready again takes half a minute at most.
+/// Time until the agent is unready after that: a minute. To be ready again takes at most half a minute.
 const UNREADY: Duration = Duration::from_secs(75);
 
 #[test]
@@ -33,7 +33,7 @@ fn what_happened_meanwhile_is_made_up_for() {
     api.kubectl("delete pod gone");
     api.kubectl("annotate pod late podmirror.io/mirror=egress");
     let _new = api.run(lab, new, &MIRROR);
-    // Nobody has told the agent, and it goes on as before, also when it looks anew.
+    // The agent has not noticed yet. It goes on as before, and new rounds change nothing.
     let rounds = |metrics: &Metrics| metrics["podmirror_reconcile_duration_seconds_count"];
     let before = rounds(&lab.metrics());
     lab.node().ip("link add unrelated type veth peer name other");
@@ -83,7 +83,7 @@ fn packets_that_get_lost_are_noticed_within_a_minute() {
     let agent = api.agent(lab, &[]);
     lab.wait_mirrored(&[web]);
     lab.wait_get("/readyz", 200);
-    // Neither end hears of the other any more, and neither is told.
+    // Packets between agent and server are dropped, and neither of them gets an error.
     lab.node().run("nft add table ip cut");
     lab.node().run("nft add chain ip cut input { type filter hook input priority 0 ; }");
     lab.node().run(&format!("nft add rule ip cut input tcp sport {} drop", api.port()));
@@ -115,7 +115,7 @@ fn a_server_that_answers_from_the_past_changes_nothing() {
     ];
     let agent = api.agent(lab, &[]);
     lab.wait_mirrored(&[revoked]);
-    // What happens from here on, another API server does not hear of.
+    // The other API server does not see any change from here on.
     let lagging = api.lagging();
     lagging.set_store(Way::Silent);
     api.kubectl("annotate pod web podmirror.io/mirror=true");
@@ -135,7 +135,7 @@ fn a_server_that_answers_from_the_past_changes_nothing() {
     agent.wait_for_log(&["is away", "pods"]);
     api.lead_to(&lagging);
     api.set_way(Way::Open);
-    // It has been asked, and has answered.
+    // The agent has sent a request to the other server and has its answer.
     eventually(NOTICED, || {
         let told = agent.log_with(&["is away", "pods"]);
         check(told.iter().any(|line| line.contains("oo large resource version")), || format!("{told:#?}"))
@@ -145,7 +145,7 @@ fn a_server_that_answers_from_the_past_changes_nothing() {
     has_ended(&lab.status()).unwrap();
     assert_eq!(agent.log_with(&["irroring"]).len(), before, "{:#?}", agent.log());
 
-    // It catches up.
+    // The other server catches up.
     lagging.set_store(Way::Open);
     api.kubectl("annotate pod db podmirror.io/mirror=true");
     eventually(UNREADY, || {
@@ -163,7 +163,7 @@ fn a_token_that_is_refused_is_followed_by_the_next_one() {
     let Node { api, lab } = node;
     let [web, db] = &node.pods(["web", "db"]);
     let _containers = [api.run(lab, web, &MIRROR), api.run(lab, db, &[])];
-    // As in a pod: a file that is written anew.
+    // As in a pod: the kubelet replaces the token file.
     let token = lab.files().join("token");
     let issue = || {
         api.kubectl("create serviceaccount agent");
@@ -184,11 +184,11 @@ fn a_token_that_is_refused_is_followed_by_the_next_one() {
     lab.wait_mirrored(&[web]);
 
     api.kubectl("delete serviceaccount agent");
-    // The API server remembers for some seconds that it knows the token. The agent asks again and again for the Mirrors,
-    // which it may not read.
+    // The API server caches the token's validity for some seconds. The agent repeatedly requests the Mirrors, which it
+    // may not read.
     let is_refused = |texts: &[&str]| check(!agent.log_with(texts).is_empty(), || "no 401".into());
     eventually(NOTICED, || is_refused(&["is away", "Unauthorized"]));
-    // A watch that has begun goes on.
+    // A running watch continues.
     api.set_way(Way::Refused);
     api.set_way(Way::Open);
     eventually(NOTICED, || is_refused(&["is away", "Unauthorized", "\"watched\":\"pods\""]));

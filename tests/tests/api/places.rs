@@ -1,4 +1,4 @@
-//! The places of a pod: who gets one, who waits, and what its Mirror says.
+//! The session slots of a pod: which mirrors get one, which wait, and the status of their Mirrors.
 
 use std::time::{Duration, Instant};
 
@@ -26,7 +26,7 @@ fn wait_places(story: &Story, pod: &PodNs, expected: &[&str]) {
     });
 }
 
-/// Waits until the API server gives a later time than that of the object: it counts in seconds.
+/// Waits until the API server's time is later than the object's creation, which is in whole seconds.
 fn wait_until_younger(story: &Story, object: &str) {
     let made = story.node.api.kubectl(&format!("get {object} -o jsonpath={{.metadata.creationTimestamp}}"));
     let made: Timestamp = made.parse().unwrap();
@@ -36,7 +36,7 @@ fn wait_until_younger(story: &Story, object: &str) {
     });
 }
 
-/// Waits until the Mirror says of its only pod that it is covered; or that it waits for a place, and why.
+/// Waits until the Mirror reports its only pod as covered, or as waiting for a slot, with the reason.
 #[track_caller]
 fn wait_covered(story: &Story, mirror: &str, covered: bool) {
     let (value, reason, message) = match covered {
@@ -61,7 +61,7 @@ fn wait_covered(story: &Story, mirror: &str, covered: bool) {
     }
 }
 
-/// Only the age decides among Mirrors: the names are in the other order.
+/// Among Mirrors only the age decides: the names are in the opposite order.
 #[test]
 fn the_oldest_mirrors_have_the_places_of_a_pod_and_an_enforced_one_always() {
     let _alone = alone();
@@ -86,7 +86,7 @@ fn the_oldest_mirrors_have_the_places_of_a_pod_and_an_enforced_one_always() {
     wait_covered(&story, "late", false);
     wait_places(&story, &web, &old);
 
-    // The oldest one that waits gets the place.
+    // The oldest waiting mirror gets the free slot.
     story.node.api.kubectl("delete mirror old3");
     let begun = Instant::now();
     let with_middle = [&old[..3], &old[4..], &["mirror/middle"]].concat();
@@ -96,7 +96,7 @@ fn the_oldest_mirrors_have_the_places_of_a_pod_and_an_enforced_one_always() {
     wait_covered(&story, "middle", true);
     wait_covered(&story, "late", false);
 
-    // One that nobody may narrow takes the place of the youngest.
+    // An enforced mirror, which cannot be narrowed, replaces the youngest.
     let ids = story.cluster_mirror(&json!({ "enforced": true }));
     let Node { api, lab } = &story.node;
     let enforced = format!("clustermirror/{ids}");

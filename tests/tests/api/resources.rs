@@ -1,4 +1,4 @@
-//! Mirrors and ClusterMirrors: from `kubectl apply` to the sessions of the pods, and what the node tells about them.
+//! Mirrors and ClusterMirrors: from `kubectl apply` to the sessions of the pods, and the node's report on them.
 
 use std::{
     collections::BTreeMap,
@@ -20,7 +20,8 @@ pub(crate) fn file(path: &str) -> String {
     fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(path)).unwrap()
 }
 
-/// Whether the cluster has the CRDs. All stories share it, and the one that removes them has it alone.
+/// Whether the cluster has the CRDs. All stories share the lock, and the story that deletes the CRDs holds it
+/// exclusively.
 static CRDS: RwLock<bool> = RwLock::new(false);
 
 fn install(api: &Api, are_there: &mut RwLockWriteGuard<'_, bool>) {
@@ -29,7 +30,7 @@ fn install(api: &Api, are_there: &mut RwLockWriteGuard<'_, bool>) {
     **are_there = true;
 }
 
-/// The CRDs are there, and no other story uses them.
+/// Installs the CRDs and holds the lock exclusively, so that no other story uses them.
 pub(crate) fn alone_with_crds(api: &Api) -> RwLockWriteGuard<'static, bool> {
     let mut crds = CRDS.write().unwrap_or_else(PoisonError::into_inner);
     if !*crds {
@@ -40,7 +41,7 @@ pub(crate) fn alone_with_crds(api: &Api) -> RwLockWriteGuard<'static, bool> {
 
 /// A node, with the CRDs in its cluster until it is dropped.
 pub(crate) struct Story {
-    /// Objects without a namespace, which are removed on drop.
+    /// Objects without a namespace, which are deleted on drop.
     pub(crate) of_cluster: Vec<String>,
     pub(crate) node: Node,
     _crds: RwLockReadGuard<'static, bool>,
@@ -77,7 +78,7 @@ impl Story {
         namespace
     }
 
-    /// Waits until the MirrorNode says about a Mirror what `is_so` asks.
+    /// Waits until the MirrorNode's entry for a Mirror satisfies `is_so`.
     #[track_caller]
     pub(crate) fn wait_told(&self, mirror: &str, is_so: impl Fn(&Value) -> bool) -> Value {
         let Node { api, lab } = &self.node;
@@ -167,12 +168,12 @@ fn a_mirror_follows_its_selector_and_the_labels_of_pods() {
     agent.stop();
 }
 
-/// An Ethernet frame that carries ICMP over IPv4.
+/// Whether this is an Ethernet frame with ICMP over IPv4.
 fn is_icmp(frame: &[u8]) -> bool {
     frame[12..14] == [8, 0] && frame[23] == 1
 }
 
-/// An Ethernet frame that carries UDP over IPv4.
+/// Whether this is an Ethernet frame with UDP over IPv4.
 fn is_udp(frame: &[u8]) -> bool {
     frame[12..14] == [8, 0] && frame[23] == 17
 }
@@ -211,7 +212,7 @@ fn two_mirrors_of_a_pod_each_get_their_own_packets() {
         check(copies == packets && !packets.is_empty(), || format!("{copies:?}\n{packets:?}"))
     });
     assert!(ids.stop().iter().all(|(frame, _)| frame.len() <= 96));
-    // The target that the node does not have.
+    // A target that the node does not have.
     story.mirror("lost", "web", &json!({ "targetRef": { "name": "nowhere" } }));
     let lost = story.wait_told("lost", |of| !of["refused"].is_null());
     assert_eq!(lost["refused"]["reason"], "NoSuchTarget", "{lost:#}");
@@ -226,7 +227,7 @@ fn a_mirror_that_cannot_be_used_is_told_of_with_the_place_of_the_mistake() {
     let pods = node.pods(["web", "db"]);
     let _containers = run(node, &pods, &[]);
     let [web, db] = &pods;
-    // The API server itself refuses what its schema can tell.
+    // The API server itself refuses what its schema can check.
     let refused = |spec: Value| {
         let object = resource("Mirror", "x", &json!({}), &spec).to_string();
         api.try_kubectl_with("apply -f -", &object).unwrap_err()
@@ -271,7 +272,7 @@ fn an_enforced_mirror_heeds_nobody() {
     let ids = story.cluster_mirror(&json!({}));
     let mirror = format!("clustermirror/{ids}");
     let Node { api, lab } = &story.node;
-    // One pod opts out, and the other asks for all places.
+    // One pod opts out, and the other requests mirrors for all slots.
     let names: Vec<_> = (0..8).map(|number| format!("{OPT}.m{number}")).collect();
     let all: Vec<_> = names.iter().map(|name| (name.as_str(), "true")).collect();
     let _containers = [api.run(lab, &out, &[(OPT, "false")]), api.run(lab, &loud, &all)];
@@ -295,14 +296,14 @@ fn an_enforced_mirror_heeds_nobody() {
     lab.wait_mirrored(&[&loud]);
     agent.stop();
 
-    // Without annotations there is nothing to heed.
+    // With this flag the agent ignores annotations.
     let agent = api.agent(lab, &["--annotations=false"]);
     wait_mirrors(lab, &out, &[&mirror]);
     wait_mirrors(lab, &loud, &[&mirror]);
     agent.stop();
 }
 
-/// The only story that removes the CRDs, so it runs while no other story needs them.
+/// The only story that deletes the CRDs, so it runs while no other story needs them.
 #[test]
 fn mirrors_count_as_soon_as_the_cluster_has_them() {
     let node = &Node::new("later");

@@ -1,4 +1,4 @@
-//! The roles that the chart gives to people: what they may do, and what they may not.
+//! The roles that the chart defines for people: what they allow, and what they do not.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -15,7 +15,8 @@ const READ: [&str; 3] = ["get", "list", "watch"];
 /// A namespace that is not the story's.
 const OTHER: &str = "default";
 
-/// A right as Kubernetes asks for it: a verb, a resource of a group, and a namespace. Without a namespace, it is for all.
+/// A right in the terms of Kubernetes: a verb, a resource of a group, and a namespace. Without a namespace, it is for
+/// all.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 struct Right {
     verb: String,
@@ -25,7 +26,7 @@ struct Right {
 }
 
 impl Right {
-    /// `resource` may name a subresource, as in `pods/log`.
+    /// `resource` can name a subresource, as in `pods/log`.
     fn new(verb: &str, group: &str, resource: &str, namespace: &str) -> Self {
         let [verb, group, resource, namespace] = [verb, group, resource, namespace].map(str::to_owned);
         Self { verb, group, resource, namespace }
@@ -43,7 +44,7 @@ impl Right {
     }
 }
 
-/// Those of the rights that the user has.
+/// Returns those of the rights that the user has.
 fn allowed(api: &Api, user: &str, rights: &[Right]) -> BTreeSet<Right> {
     let reviews: Vec<_> = rights.iter().map(|right| right.review(user)).collect();
     let told = api.kubectl_with("create -o json -f -", &list(&reviews).to_string());
@@ -67,8 +68,8 @@ fn wait_allowed(api: &Api, user: &str, rights: &[Right], expected: &BTreeSet<Rig
     });
 }
 
-/// A ClusterRole and those that it takes in by their labels, and so on. Kubernetes' controller joins them; the story does
-/// not need it.
+/// A ClusterRole and the ClusterRoles that it aggregates by their labels, recursively. Kubernetes' controller would
+/// join them; it does not run here.
 fn aggregated(api: &Api, role: &str) -> BTreeSet<String> {
     let roles: Value = serde_json::from_str(&api.kubectl("get clusterroles -o json")).unwrap();
     let named = |role: &Value| (role["metadata"]["name"].as_str().unwrap().to_owned(), role.clone());
@@ -88,7 +89,7 @@ fn aggregated(api: &Api, role: &str) -> BTreeSet<String> {
     found
 }
 
-/// Binds a user to ClusterRoles: in the story's namespace, or everywhere.
+/// Binds a user to ClusterRoles, in the story's namespace or everywhere.
 fn bind(story: &mut Story, user: &str, roles: &BTreeSet<String>, everywhere: bool) {
     let binding = |(number, role): (usize, &String)| {
         let kind = if everywhere { "ClusterRoleBinding" } else { "RoleBinding" };
@@ -107,7 +108,7 @@ fn bind(story: &mut Story, user: &str, roles: &BTreeSet<String>, everywhere: boo
     story.node.api.apply(&list(&bindings));
 }
 
-/// All that can be done with our kinds.
+/// All verbs on podmirror's kinds.
 fn of_our_kinds(namespace: &str) -> Vec<Right> {
     let mut rights = Vec::new();
     for verb in VERBS {
@@ -123,7 +124,7 @@ fn of_our_kinds(namespace: &str) -> Vec<Right> {
     rights
 }
 
-/// What docs/resources.md says of a role.
+/// The rights of a role according to docs/resources.md.
 fn of_documents(role: &str, namespace: &str, everywhere: bool) -> BTreeSet<Right> {
     let places = if everywhere { vec![namespace, OTHER, ""] } else { vec![namespace] };
     let verbs = if role == "view" { &READ[..] } else { &VERBS };
@@ -162,7 +163,7 @@ fn the_roles_view_edit_and_admin_have_the_rights_of_the_documents() {
     }
     wait_allowed(&story.node.api, "mallory", &rights, &BTreeSet::new());
 
-    // And what comes of it.
+    // The rights that the bindings result in.
     let api = &story.node.api;
     let create = |user: &str, kind: &str| {
         let mut object = resource(kind, &namespace, &json!({}), &json!({}));
@@ -221,13 +222,13 @@ fn the_role_for_tail_forwards_ports_to_agents_and_no_more() {
         [right("list", "pods"), right("get", "pods/portforward"), right("create", "pods/portforward")];
     wait_allowed(api, "alice", &rights, &expected.into());
 
-    // All rules that Kubernetes has for the user, beside those for everybody.
+    // All rules that Kubernetes has for the user, without those for everybody.
     let rules = |user: &str| {
         let review = json!({
             "apiVersion": "authorization.k8s.io/v1", "kind": "SelfSubjectRulesReview",
             "spec": { "namespace": namespace },
         });
-        // kubectl would read the CRDs, to check the review.
+        // Without this flag kubectl would read the CRDs to check the review.
         let create = format!("create --as={user} --validate=false -o json -f -");
         let told = api.kubectl_with(&create, &review.to_string());
         let told: Value = serde_json::from_str(&told).unwrap();

@@ -1,4 +1,4 @@
-//! Which pods are mirrored: annotations of the pod, of its namespace, and flags of the agent, which limit them all.
+//! Which pods are mirrored: annotations of the pod, of its namespace, and the agent's flags, which override both.
 
 use mirror_tests::{SOON, check, eventually};
 use serde_json::Value;
@@ -30,7 +30,7 @@ fn the_most_specific_word_counts() {
     assert_eq!(status.tap(yes.veth_host()).direction, "both");
     assert_eq!(status.tap(sends.veth_host()).direction, "egress");
     node.is_mirrored(yes, silent);
-    // The namespace speaks for those that say nothing, and for them alone.
+    // The namespace's annotation applies only to pods without their own.
     namespace("podmirror.io/mirror=ingress");
     let status = lab.wait_mirrored(&[silent, yes, sends, ovn]);
     let directions = [silent, yes, sends].map(|pod| status.tap(pod.veth_host()).direction.clone());
@@ -39,7 +39,7 @@ fn the_most_specific_word_counts() {
     lab.wait_mirrored(&[yes, sends, ovn]);
     agent.stop();
 
-    // The agent speaks where neither does.
+    // The agent's flag applies where neither has an annotation.
     let agent = api.agent(lab, &["--enable-mirror"]);
     lab.wait_mirrored(&[silent, yes, sends, ovn]);
     namespace("podmirror.io/mirror=false");
@@ -69,7 +69,8 @@ fn administrators_stand_above_annotations() {
             agent.stop();
             continue;
         }
-        // Its author is told, once, and so is who looks at the node; the pod that asks for nothing is not spoken of.
+        // The pod's author gets one Event, and the node's status shows it; a pod that requests nothing is not
+        // mentioned.
         let pod = format!("{}/web", api.namespace());
         lab.wait_status(|status| {
             let told = status.notes.as_ref().map(|notes| &notes["not_mirrored"]);

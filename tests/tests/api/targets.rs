@@ -1,4 +1,5 @@
-//! MirrorTargets: who may send copies there, what an agent without the API keeps of them, and what is left when they go.
+//! MirrorTargets: which namespaces can send copies there, what an agent without the API keeps of them, and what remains
+//! after their deletion.
 
 use std::time::{Duration, Instant};
 
@@ -43,7 +44,7 @@ fn a_mirror_target_gets_copies_of_the_namespaces_that_may_use_it_and_leaves_noth
     assert_eq!(told["refused"]["reason"], "TargetNotAllowed", "{told:#}");
     assert_eq!(told["pods"], json!({ "selected": 1, "covered": 0 }));
 
-    // The administrator lets the namespace in.
+    // The administrator admits the namespace.
     api.apply(&target(
         &west,
         &json!({ "device": { "name": "west0" }, "allowedNamespaces": namespaces(api.namespace()) }),
@@ -60,7 +61,7 @@ fn a_mirror_target_gets_copies_of_the_namespaces_that_may_use_it_and_leaves_noth
     assert_eq!(before.target(&west).device, "west0");
     agent.stop();
 
-    // A new agent that does not reach the API knows the target by what is installed.
+    // A new agent that cannot reach the API knows the target from the installed state.
     api.set_way(Way::Refused);
     let agent = api.agent(lab, &[]);
     agent.wait_for_log(&["west0", "the mirror interface takes copies"]);
@@ -81,7 +82,7 @@ fn a_mirror_target_gets_copies_of_the_namespaces_that_may_use_it_and_leaves_noth
         capture.stop();
     }
 
-    // The same name leads elsewhere.
+    // The target of the same name gets another device.
     api.apply(&target(&west, &json!({ "device": { "name": "west1" } })));
     lab.wait_status(|status| {
         let target = status.target(&west);
@@ -101,7 +102,7 @@ fn a_mirror_target_gets_copies_of_the_namespaces_that_may_use_it_and_leaves_noth
         check(!devices.contains(&"west0".to_owned()), || format!("{devices:?}"))
     });
 
-    // And it goes.
+    // The MirrorTarget is deleted.
     api.kubectl(&format!("delete mirrortarget {west}"));
     let told = story.wait_told("all", |of| of["refused"]["reason"] == "NoSuchTarget");
     assert_eq!(told["pods"]["covered"], 0, "{told:#}");
@@ -111,7 +112,7 @@ fn a_mirror_target_gets_copies_of_the_namespaces_that_may_use_it_and_leaves_noth
         let is_gone = !devices.contains(&"west1".to_owned()) && lab.status().target(&west).device.is_empty();
         check(is_gone, || format!("{devices:?}"))
     });
-    // The rest goes on.
+    // Other mirrors continue.
     story.mirror("all", "web", &json!({}));
     lab.wait_mirrored(&[web]);
     let comparison = Comparison::of(web.netns(), lab);
@@ -123,7 +124,7 @@ fn a_mirror_target_gets_copies_of_the_namespaces_that_may_use_it_and_leaves_noth
 #[test]
 fn a_mirror_target_that_cannot_be_is_refused_by_the_server_or_told_of() {
     let mut story = Story::new("badtarget");
-    // The server takes it. Only a node knows that the address is none of another node.
+    // The server accepts the object. Only a node knows that the address belongs to the node itself.
     let bad =
         story.mirror_target(&json!({ "vxlan": { "remote": "127.0.0.1", "port": 14789, "vni": "1-9" } }));
     let story = &story;
@@ -167,8 +168,8 @@ fn a_mirror_target_that_cannot_be_is_refused_by_the_server_or_told_of() {
     agent.stop();
 }
 
-/// The limit is the target's, on each node: its Mirrors share it. It stays with an agent that does not reach the API, and goes
-/// when the MirrorTarget has none.
+/// The limit applies to the target on each node: its Mirrors share it. An agent that cannot reach the API keeps it, and
+/// removes it when the MirrorTarget has none.
 #[test]
 fn the_limit_of_a_mirror_target_holds_for_all_of_its_mirrors_together() {
     let mut story = Story::new("maxrate");
@@ -192,7 +193,8 @@ fn the_limit_of_a_mirror_target_holds_for_all_of_its_mirrors_together() {
         let sessions = status.taps.iter().flat_map(|tap| &tap.sessions);
         sessions.map(|session| session.total(verdict)).sum::<u64>()
     };
-    // Each ping leaves a packet at both pods. A second grants one copy, and 50 pings take half a second or more.
+    // Each ping leaves a packet at both pods. The rate allows one copy per second, and 50 pings take half a second or
+    // more.
     let flood = || {
         let (began, before) = (Instant::now(), [total("copied"), total("limited")]);
         let copies = Capture::start(lab.node(), "slow0");

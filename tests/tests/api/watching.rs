@@ -22,7 +22,7 @@ fn of_many_changes_the_last_one_counts() {
     api.kubectl("annotate --overwrite pod web podmirror.io/mirror=ingress");
     let status = lab.wait_mirrored(&[web, db]);
     assert_eq!(status.tap(web.veth_host()).direction, "ingress");
-    // Whatever else is said of a pod changes nothing.
+    // No other change of a pod has an effect.
     let before = agent.log_with(&["irroring"]).len();
     api.kubectl("label pod web color=green");
     api.kubectl("annotate pod db color=green");
@@ -51,13 +51,13 @@ fn what_the_agent_does_not_read_costs_it_no_round() {
         api.kubectl(&format!("annotate --overwrite pod web example.com/turn={turn}"));
         api.kubectl(&format!("annotate --overwrite namespace {} example.com/turn={turn}", api.namespace()));
     }
-    // It has heard of all that when it knows what came afterwards.
+    // When the agent knows the later change, it has seen all earlier ones.
     api.kubectl("annotate --overwrite pod web podmirror.io/mirror=ingress");
     eventually(SOON, || {
         let direction = lab.status().tap(web.veth_host()).direction.clone();
         check(direction == "ingress", || direction)
     });
-    // Other stories make namespaces meanwhile.
+    // Other stories create namespaces meanwhile.
     let rounds = rounds() - before;
     assert!(rounds < f64::from(TURNS), "{rounds} rounds for {} changes", 2 * TURNS);
     agent.stop();
@@ -76,10 +76,10 @@ fn a_pod_is_mirrored_until_it_has_ended_or_is_gone() {
     let agent = api.agent(lab, &[]);
     lab.wait_mirrored(&[job, stuck, web]);
 
-    // Its processes and its veth are still there.
+    // The pod's processes and its veth still exist.
     api.kubectl("patch pod job --subresource=status --patch {\"status\":{\"phase\":\"Succeeded\"}}");
     lab.wait_mirrored(&[stuck, web]);
-    // A pod that is to be deleted may still say something.
+    // A pod that is being deleted can still send.
     api.kubectl("delete pod stuck --wait=false");
     assert_ne!(api.kubectl("get pod stuck -o jsonpath={.metadata.deletionTimestamp}"), "");
     let [of_stuck, of_web] = containers;
@@ -93,7 +93,7 @@ fn a_pod_is_mirrored_until_it_has_ended_or_is_gone() {
     agent.stop();
 }
 
-/// As after `kubectl delete --force`: the object goes at once, and the kubelet ends the processes when it can.
+/// As after `kubectl delete --force`: the object is deleted at once, and the kubelet ends the processes when it can.
 #[test]
 fn a_pod_is_mirrored_while_it_runs_without_an_object() {
     let node = &Node::new("forced");
@@ -105,7 +105,7 @@ fn a_pod_is_mirrored_while_it_runs_without_an_object() {
     let comparison = Comparison::of(web.netns(), lab);
     api.kubectl("annotate --overwrite pod shy podmirror.io/mirror=false");
     api.kubectl("delete pod shy web --force --grace-period=0");
-    // The agent has heard of the deletion when it knows what came afterwards.
+    // When the agent knows the later change, it has seen the deletion.
     let _of_db = api.run(lab, db, &[("podmirror.io/mirror", "ingress")]);
     lab.wait_mirrored(&[web, db]);
     db.ping(web.v4(), 5, 56);
@@ -126,7 +126,7 @@ fn a_pod_that_comes_back_under_its_name_is_another_one() {
     let _former = api.run(lab, web, &MIRROR);
     let agent = api.agent(lab, &[]);
     lab.wait_mirrored(&[web]);
-    // The former one's processes and veth stay for a while, as with a slow runtime.
+    // The former pod's processes and veth stay for a while, as with a slow runtime.
     api.kubectl("delete pod web");
     api.apply(&api.object("web", &MIRROR));
     agent.wait_for_log(&["not mirrored", "/web\"", "\"NoNetns\""]);

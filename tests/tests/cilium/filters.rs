@@ -1,11 +1,11 @@
-//! Our agent with `--attach clsact`: it sees what it can, and says what it cannot.
+//! The agent with `--attach clsact`: it sees what it can, and reports what it cannot see.
 
 use mirror_tests::{AttachMode, Cluster, Settings};
 
 use crate::Scene;
 
-/// Behind Cilium's TCX programs a filter at the node's end sees next to nothing, and the status says which program is in
-/// the way. What reaches the pod is seen by a filter inside the pod.
+/// After Cilium's TCX programs a filter on the node side sees almost nothing, and the status names the hiding program.
+/// Packets to the pod are seen by a filter inside the pod.
 #[test]
 fn behind_ciliums_links_our_filters_are_told_to_be_hidden() {
     let cluster = &Cluster::new("hidden");
@@ -17,7 +17,7 @@ fn behind_ciliums_links_our_filters_are_told_to_be_hidden() {
     assert_eq!(scene.reasons(), ["Hidden"]);
 }
 
-/// Beside Cilium's filters ours see what leaves the pod, and inside the pod what reaches it.
+/// Beside Cilium's filters the agent's filters see the pod's egress, and inside the pod its ingress.
 #[test]
 fn beside_ciliums_filters_ours_see_all() {
     let cluster = &Cluster::new("beside");

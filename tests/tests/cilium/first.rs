@@ -1,4 +1,4 @@
-//! A pod that is mirrored from its beginning.
+//! A pod that is mirrored from its first packet.
 
 use std::fs;
 
@@ -6,8 +6,8 @@ use mirror_tests::{Capture, Cluster, KubePod, MIRROR, SOON, Settings, check, eve
 
 use crate::by_direction;
 
-/// Cilium is recognised before the pod's first packet: the mirror interface shows as many packets as the pod's kernel has
-/// counted, in both directions.
+/// Cilium is recognised before the pod's first packet: the mirror interface shows as many packets as the pod's kernel
+/// has counted, in both directions.
 #[test]
 fn the_first_packets_of_a_new_pod_are_copied() {
     let cluster = &Cluster::new("first");
@@ -15,7 +15,7 @@ fn the_first_packets_of_a_new_pod_are_copied() {
     let host = cluster.host();
     let [db] = &cluster.pods([("db", None)]);
     for number in 0..4 {
-        // Its first action, told from all others by its size.
+        // The pod's first packet is recognised by its size.
         let name = format!("new{number}");
         let mut object =
             pod_object(&name, &format!("ping -c 1 -s 100 {} && touch /done; exec sleep 3600", db.ip));
@@ -38,7 +38,7 @@ fn the_first_packets_of_a_new_pod_are_copied() {
 /// The IPv4 packets that a pod has sent and received, by the kernel's counters.
 fn counted(pod: &KubePod) -> [usize; 2] {
     let text = pod.netns.enter(|| fs::read_to_string("/proc/thread-self/net/snmp")).unwrap();
-    // A line of names, and one of values.
+    // One line with names, and one with values.
     let mut lines = text.lines().filter_map(|line| line.strip_prefix("Ip: ").map(|line| line.split(' ')));
     let fields: Vec<_> = lines.next().unwrap().zip(lines.next().unwrap()).collect();
     ["OutRequests", "InReceives"]

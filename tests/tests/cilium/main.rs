@@ -1,7 +1,7 @@
 //! Stories on a real node with Cilium: the agent as users install it, in Cilium's modes and over restarts of both.
 //!
-//! `cargo xtask test --level cilium` builds Cilium and the node, and runs the stories one after the other. A story chooses
-//! the mode that it needs, and Cilium starts anew if it ran in another one.
+//! `cargo xtask test --level cilium` builds Cilium and the node, and runs the stories one after the other. A story
+//! chooses the mode that it needs, and Cilium is restarted if it ran in another one.
 #![expect(clippy::unwrap_used, reason = "tests")]
 
 use std::{
@@ -20,9 +20,9 @@ mod first;
 mod paths;
 mod restarts;
 
-/// A coverage is judged by some readings of the counters, one every two seconds.
+/// Time for the coverage to be judged by several readings of the counters, one every two seconds.
 const FEW_READINGS: Duration = Duration::from_secs(30);
-/// The bytes of the page that the pods serve: enough for super-frames.
+/// Bytes of the page that the pods serve: enough for super-frames.
 const PAGE: usize = 200_000;
 
 /// Two pods, each behind a service, on a node with Cilium. Only `web` is mirrored.
@@ -31,7 +31,7 @@ struct Scene<'a> {
     web: KubePod,
     db: KubePod,
     outside: Netns,
-    /// The port of the node that leads to the service `web`.
+    /// The node port of the service `web`.
     node_port: u16,
 }
 
@@ -52,7 +52,7 @@ impl<'a> Scene<'a> {
         let node_port =
             cluster.kubectl("get service web -o jsonpath={.spec.ports[0].nodePort}").parse().unwrap();
         let scene = Self { cluster, web, db, outside: cluster.outside(), node_port };
-        // Cilium hears of the pods of a service some time later.
+        // Cilium learns the pods of a service some time later.
         for (pod, service) in [("web", "db"), ("db", "web")] {
             let address = scene.service(service);
             eventually(PATIENCE, || scene.try_fetch_in(pod, address));
@@ -61,7 +61,7 @@ impl<'a> Scene<'a> {
         scene
     }
 
-    /// The node's address to the outside.
+    /// The node's address on the outside network.
     fn edge(&self) -> IpAddr {
         EDGE[0].parse().unwrap()
     }
@@ -77,7 +77,7 @@ impl<'a> Scene<'a> {
         self.cluster.kubectl(&format!("get service {name} -o jsonpath={{.spec.clusterIP}}")).parse().unwrap()
     }
 
-    /// A process of the pod asks for the page of this address. It must get it, whole.
+    /// Fetches the page from this address in a process of the pod. The page must arrive completely.
     #[track_caller]
     fn fetch_in(&self, pod: &str, from: IpAddr) {
         self.try_fetch_in(pod, from).unwrap();
@@ -89,15 +89,15 @@ impl<'a> Scene<'a> {
         is_whole(&page)
     }
 
-    /// Waits until the agent says that it covers both directions of `web`, and has no reason for less.
+    /// Waits until the agent reports both directions of `web` as covered, without any reason.
     #[track_caller]
     fn is_covered(&self) {
         self.wait_states(["Covered", "Covered"]);
         assert_eq!(self.reasons(), Vec::<String>::new());
     }
 
-    /// Waits until `web` has these states of ingress and egress. Meanwhile packets go both ways, from another pod and from
-    /// the node.
+    /// Waits until `web` has these states of ingress and egress. Meanwhile packets are exchanged with another pod and
+    /// with the node.
     #[track_caller]
     fn wait_states(&self, states: [&str; 2]) -> Value {
         let host = self.cluster.host();
@@ -112,15 +112,15 @@ impl<'a> Scene<'a> {
         })
     }
 
-    /// The reasons of the pods for which something is missing.
+    /// The reasons of the pods that are not completely mirrored.
     fn reasons(&self) -> Vec<String> {
         let notes = self.cluster.host().status().notes.unwrap();
         let notes = notes["not_mirrored"].as_array().unwrap().iter();
         notes.map(|note| note["reason"].as_str().unwrap().to_owned()).collect()
     }
 
-    /// The packets of `web` that the mirror interface shows while `action` runs: each that the pod sends and receives,
-    /// once and unchanged.
+    /// The packets of `web` on the mirror interface while `action` runs: each that the pod sends and receives, once and
+    /// unchanged.
     #[track_caller]
     fn copied_during(&self, action: impl FnOnce()) -> Frames {
         let comparison = Comparison::of(&self.web.netns, self.cluster.host());
@@ -137,7 +137,7 @@ fn service(name: &str, kind: &str) -> Value {
     })
 }
 
-/// A process in this namespace asks for the page. It must get it, whole.
+/// Fetches the page from a process in this namespace. The page must arrive completely.
 #[track_caller]
 fn fetch(inside: &Netns, from: IpAddr, port: u16) {
     try_fetch(inside, from, port).unwrap();
@@ -156,7 +156,7 @@ fn is_whole(page: &str) -> Result<(), String> {
     check(page.len() == PAGE && page.bytes().all(|byte| byte == b'x'), || format!("{} bytes", page.len()))
 }
 
-/// The packets that the pod has sent, and those that it has received.
+/// The number of packets that the pod has sent, and that it has received.
 fn by_direction(pod: &KubePod, frames: &Frames) -> [usize; 2] {
     let mac = pod.mac();
     let sent = frames.only(|frame| frame[6..12] == mac).len();

@@ -1,4 +1,4 @@
-//! Each way that packets go to and from a pod, in each of Cilium's modes.
+//! Each path of packets to and from a pod, in each of Cilium's modes.
 
 use std::{net::IpAddr, time::Duration};
 
@@ -6,14 +6,14 @@ use mirror_tests::{Capture, Cluster, Frames, MIRROR, Netns, SOON, Settings, chec
 
 use crate::{FEW_READINGS, Scene, by_direction, fetch};
 
-/// How many pings a path has.
+/// Pings per path.
 const PINGS: usize = 5;
 
 fn ping(inside: &Netns, to: IpAddr) {
     inside.ping_every(Duration::from_millis(5), to, PINGS, 56);
 }
 
-/// The name of a path, and what sends packets there and back.
+/// The name of a path, and a function that sends packets there and back.
 type Path = (&'static str, fn(&Scene<'_>));
 
 /// The paths of pings.
@@ -36,7 +36,7 @@ const CONNECTED: [Path; 6] = [
     ("outside to the node's port of web", |scene| fetch(&scene.outside, scene.edge(), scene.node_port)),
 ];
 
-/// All twelve paths complete. The mirror interface shows what the pod's own NIC does, and the status says so.
+/// All twelve paths are complete. The mirror interface shows the same as the pod's own NIC, and the status says so.
 #[track_caller]
 fn each_path_is_copied(story: &str, settings: Settings) {
     let cluster = &Cluster::new(story);
@@ -55,7 +55,7 @@ fn each_path_is_copied(story: &str, settings: Settings) {
     let status = host.wait_taps(&[&scene.web.device]);
     let tap = status.tap(&scene.web.device);
     assert_eq!(tap.seen(), tap.total("copied"), "{tap:#?}");
-    // The programs of Cilium are recognised, and tell nothing of the mode.
+    // Cilium's programs do not reveal its mode, so ingress is tapped on the pod side in every mode.
     assert!(tap.pod_side.is_some(), "{tap:#?}");
 
     cluster.kubectl("annotate pod web podmirror.io/mirror-");
@@ -94,7 +94,7 @@ fn with_ciliums_filters_and_endpoint_routes_each_path_is_copied() {
     each_path_is_copied("both", Settings { tcx: false, endpoint_routes: true, ..Settings::default() });
 }
 
-/// A packet between two mirrored pods is copied once, as it leaves the first one.
+/// A packet between two mirrored pods is copied once, when it leaves the first pod.
 #[test]
 fn a_packet_between_two_mirrored_pods_is_copied_once() {
     let cluster = &Cluster::new("two");
@@ -117,7 +117,7 @@ fn a_packet_between_two_mirrored_pods_is_copied_once() {
     });
 }
 
-/// Cilium writes its answer to ARP into the packet that has asked. Both are copied.
+/// Cilium writes its ARP reply into the packet of the request. Both are copied.
 #[test]
 fn an_answer_that_cilium_writes_into_the_question_is_copied() {
     let cluster = &Cluster::new("arp");
@@ -136,8 +136,8 @@ fn an_answer_that_cilium_writes_into_the_question_is_copied() {
     });
 }
 
-/// A CNI is recognised when the tap is new, and after its mode has changed under a mirrored pod all is copied as before. What
-/// passes during the change is not compared.
+/// A CNI is recognised when the tap is new. After a change of its mode under a mirrored pod, everything is copied as
+/// before. Packets during the change are not compared.
 #[test]
 fn after_a_change_of_mode_under_a_mirrored_pod_each_path_is_copied() {
     let cluster = &Cluster::new("changes");

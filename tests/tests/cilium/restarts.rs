@@ -1,4 +1,4 @@
-//! Restarts of our agent and of Cilium's, while packets go to a pod and from it by three paths.
+//! Restarts of the agent and of Cilium's agent, while packets flow to and from a pod on three paths.
 
 use mirror_tests::{AGENT, Cluster, PATIENCE, Pinging, Settings, check, eventually};
 use nix::{
@@ -8,7 +8,7 @@ use nix::{
 
 use crate::Scene;
 
-/// Each ping is answered while `outage` runs, and each packet is copied once.
+/// Checks that each ping is answered while `outage` runs, and each packet is copied once.
 #[track_caller]
 fn nothing_is_lost_during(scene: &Scene<'_>, what: &str, outage: impl FnOnce()) {
     let mut sent = 0;
@@ -25,7 +25,7 @@ fn nothing_is_lost_during(scene: &Scene<'_>, what: &str, outage: impl FnOnce()) 
     assert_eq!(frames.len(), 2 * sent, "{what}: {frames}");
 }
 
-/// Kills our agent, and waits for the next one.
+/// Kills the agent, and waits for the next one.
 #[track_caller]
 fn kill_agent(cluster: &Cluster) {
     let pid = cluster.agent_pid().unwrap();

@@ -49,7 +49,7 @@ fn owners_of_pods_that_are_not_mirrored_are_told_once() {
     object["spec"]["hostNetwork"] = true.into();
     cluster.apply(&object);
     cluster.kubectl("wait pod on-the-node --for=condition=Ready --timeout=60s");
-    // One in the agent's own namespace, which the manifests exclude.
+    // A pod in the agent's own namespace, which the manifests exclude.
     object["metadata"]["name"] = "excluded".into();
     object["metadata"]["namespace"] = AGENT.into();
     object["spec"]["hostNetwork"] = false.into();
@@ -61,7 +61,7 @@ fn owners_of_pods_that_are_not_mirrored_are_told_once() {
     one_event(cluster, namespace, "on-the-node", "HostNetwork", "network");
     one_event(cluster, AGENT, "excluded", "NamespaceExcluded", "namespace");
 
-    // Another round of the loop, and it is still told once.
+    // After another round of the loop there is still one Event.
     cluster.kubectl("annotate pod web podmirror.io/mirror=true");
     host.wait_taps(&[&web.device]);
     assert_eq!(messages(cluster, namespace, "bad", "BadSetting").len(), 1);

@@ -1,4 +1,4 @@
-//! The agent is installed, upgraded and uninstalled, and lacks one of its rights.
+//! The agent is installed, upgraded and uninstalled, and runs without one of its rights.
 
 use std::fs;
 
@@ -31,7 +31,7 @@ fn uninstalled_it_leaves_nothing_on_the_node() {
     cluster.uninstall();
     cluster.has_left_nothing();
     web.ping(db.ip, 5);
-    // Installed again, it begins as before.
+    // After another installation, mirrors begin as before.
     cluster.install();
     host.wait_taps(&[&web.device, &db.device]);
 }
@@ -46,7 +46,7 @@ fn each_mirror_has_to_end(cluster: &Cluster) {
     for limits in
         [json!({}), json!({ "duration": "61m" }), json!({ "duration": "1d" }), json!({ "packets": 5 })]
     {
-        // The server takes a moment to read a new policy.
+        // The server reads a new policy after a moment.
         eventually(PATIENCE, || {
             let told = cluster.try_kubectl_with("create --dry-run=server -f -", &mirror(&limits).to_string());
             check(told.as_ref().is_err_and(|told| told.contains("at most 1h")), || {
@@ -75,7 +75,7 @@ fn with_helm_it_is_installed_upgraded_and_uninstalled() {
     let ifindex = host.ifindex(MIRROR);
     let comparison = Comparison::of(&web.netns, host);
     let pinging = Pinging::start(&web.netns, out.ip);
-    // A node that the image is not for is told to whoever upgrades.
+    // A node whose architecture the image does not support is reported during the upgrade.
     let other = format!("{}-arm64", cluster.namespace());
     let labels = json!({"kubernetes.io/arch": "arm64", "kubernetes.io/os": "linux"});
     cluster
@@ -88,7 +88,7 @@ fn with_helm_it_is_installed_upgraded_and_uninstalled() {
     );
     assert_eq!(told.matches("its architecture").count(), 1, "{told}");
     host.wait_taps(&[&web.device]);
-    // Another name would be another DaemonSet, and the end of all mirrors for as long as its first agent takes.
+    // Another name would create another DaemonSet, and interrupt all mirrors until its first agent runs.
     let renamed = cluster
         .try_helm(&format!("upgrade {AGENT} {chart} {all} {values}=false --set fullnameOverride=other"));
     let why = renamed.unwrap_err();

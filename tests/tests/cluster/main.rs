@@ -1,8 +1,7 @@
 //! Stories on a cluster: the agent as users install it, real pods, and a control plane that fails.
 //!
-//! `cargo xtask test --level cluster` runs the stories one after the other. With the CNI plugin `ptp`, it leaves out
-//! stories that do not depend on the wiring of pods. On an existing cluster (`--kubeconfig`), it leaves out the module
-//! `built`.
+//! `cargo xtask test --level cluster` runs the stories one after the other. With the CNI plugin `ptp`, it skips stories
+//! that do not depend on the wiring of pods. On an existing cluster (`--kubeconfig`), it skips the module `built`.
 #![expect(clippy::unwrap_used, clippy::print_stderr, reason = "tests")]
 
 use mirror_tests::{Cluster, Comparison, KubePod, Pinging};

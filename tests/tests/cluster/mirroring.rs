@@ -20,7 +20,7 @@ fn an_annotated_pod_is_mirrored_and_no_other() {
     let (web, db) = (&cluster.running("web"), &cluster.running("db"));
     let address = cluster.kubectl("get service db -o jsonpath={.spec.clusterIP}");
     let fetch = format!("exec web -- timeout 5 wget -q -O - http://{address}/");
-    // kube-proxy hears of the service's pod some time later.
+    // kube-proxy learns the service's pod some time later.
     eventually(SOON, || cluster.try_kubectl(&fetch).map(drop));
     host.wait_taps(&[]);
 
@@ -32,7 +32,7 @@ fn an_annotated_pod_is_mirrored_and_no_other() {
     assert_eq!(cluster.kubectl(&fetch), "hello\n");
     web.ping(node, 3);
     db.ping(web.ip, 3);
-    // Of the other pod alone.
+    // Traffic of the other pod only.
     db.ping(node, 20);
     let frames = comparison.is_equal();
     assert!(frames.len() >= 18 + 6, "9 pings and a connection: {frames}");
@@ -42,7 +42,7 @@ fn an_annotated_pod_is_mirrored_and_no_other() {
     let pod = tap.pod.as_ref().unwrap();
     assert_eq!([&pod.uid, &pod.namespace, &pod.name], [&web.uid, cluster.namespace(), "web"]);
     assert!(told.agent_running && tap.total("copied") >= frames.len() as u64, "{tap:#?}");
-    // The bridge lets a port have its own multicasts back (`hairpinMode`).
+    // The bridge can send a port's own multicasts back to it (`hairpinMode`).
     assert_eq!(tap.seen(), tap.total("copied") + tap.total("duplicate"), "{tap:#?}");
 
     cluster.kubectl("annotate pod web podmirror.io/mirror-");
@@ -61,7 +61,7 @@ fn the_first_packet_of_a_new_pod_is_mirrored() {
     const PODS: usize = 4;
     let cluster = &Cluster::new("first");
     let host = cluster.host();
-    // The mirror interface is made with the first tap: let there be one.
+    // The mirror interface is created with the first tap, so one tap must exist.
     let [early] = cluster.pods([("early", Some("true"))]);
     host.wait_taps(&[&early.device]);
     cluster.kubectl("delete pod early");
@@ -69,7 +69,7 @@ fn the_first_packet_of_a_new_pod_is_mirrored() {
 
     let mirror = Capture::start(host.node(), MIRROR);
     let pods: [_; PODS] = std::array::from_fn(|number| {
-        // Its first action, told from all others by its size.
+        // The pod's first packet is recognised by its size.
         let shell = format!("ping -c 1 -s {} {}; exec sleep 3600", 100 + number, cluster.address());
         let mut object = pod_object(&format!("new{number}"), &shell);
         object["metadata"]["annotations"]["podmirror.io/mirror"] = "egress".into();
@@ -78,7 +78,7 @@ fn the_first_packet_of_a_new_pod_is_mirrored() {
     cluster.apply(&list(&pods));
     for number in 0..PODS {
         let pod = cluster.running(&format!("new{number}"));
-        // The kernel counts what the pod has sent, whoever looks at it.
+        // The kernel's count of the pod's sent packets, independent of any tap.
         let sent = eventually(SOON, || {
             let sent = ipv4_sent(&pod);
             check(sent > 0, || "it has not sent anything yet".into()).map(|()| sent)
@@ -93,7 +93,7 @@ fn the_first_packet_of_a_new_pod_is_mirrored() {
     }
 }
 
-/// The kubelet ends the processes of a pod some time after its object was deleted by force.
+/// The kubelet ends the processes of a pod some time after its object was force-deleted.
 #[test]
 fn a_pod_that_is_deleted_by_force_is_mirrored_to_its_end() {
     let cluster = &Cluster::new("forced");
@@ -115,8 +115,8 @@ fn a_pod_that_is_deleted_by_force_is_mirrored_to_its_end() {
     eprintln!("{before} packets before the object was gone, {} to the end", frames.len());
 }
 
-/// Both pods of a connection by a Service are mirrored, as with a whole namespace. The mirror interface shows the client's
-/// conversation with the Service and the backend's with the client, each whole.
+/// Both pods of a connection through a Service are mirrored, as with a whole namespace. The mirror interface shows the
+/// client's connection with the Service and the backend's with the client, each complete.
 #[test]
 fn both_views_of_a_service_are_complete() {
     let cluster = &Cluster::new("service");
@@ -150,7 +150,7 @@ fn both_views_of_a_service_are_complete() {
     }
     let tcp = |capture: &Capture| capture.frames().only(|frame| frame[12..14] == [8, 0] && frame[23] == 6);
     eventually(SOON, || tcp(&mirror).same_as(&tcp(&inside[0]).and(&tcp(&inside[1]))));
-    // The connection by the node's port is masqueraded: its backend sees another client.
+    // The connection through the node port is masqueraded: its backend sees another client address.
     for (client, server, port, count) in [
         (web.ip.to_string(), address, "80", 1),
         (web.ip.to_string(), db.ip.to_string(), "8080", 1),
@@ -175,7 +175,7 @@ fn both_views_of_a_service_are_complete() {
 /// The number of IPv4 packets that have left a pod, by the kernel's counter.
 fn ipv4_sent(pod: &mirror_tests::KubePod) -> usize {
     let text = pod.netns.enter(|| fs::read_to_string("/proc/thread-self/net/snmp")).unwrap();
-    // A line of names, and one of values.
+    // One line with names, and one with values.
     let mut lines = text.lines().filter_map(|line| line.strip_prefix("Ip: ").map(|line| line.split(' ')));
     let mut fields = lines.next().unwrap().zip(lines.next().unwrap());
     fields.find(|(name, _)| *name == "OutRequests").unwrap().1.parse().unwrap()

@@ -1,4 +1,4 @@
-//! `kubectl mirror`, as people use it on their own machine: by the API server alone.
+//! `kubectl mirror` as people use it on their own machine: only through the API server.
 
 mod slow;
 mod watching;
@@ -23,7 +23,7 @@ pub(crate) fn plugin(cluster: &Cluster, words: &[&str]) -> Command {
     plugin
 }
 
-/// What the plugin prints on standard output. It must end well.
+/// The plugin's standard output. It must exit with 0.
 #[track_caller]
 fn told(cluster: &Cluster, words: &[&str]) -> String {
     let output = plugin(cluster, words).output().unwrap();
@@ -37,13 +37,13 @@ fn tail(cluster: &Cluster, words: &[&str]) -> Tail {
     Tail::of(plugin(cluster, &[&["tail"], words].concat()).arg("-w").arg(&file), file)
 }
 
-/// Makes a Deployment of one pod.
+/// Creates a Deployment of one pod.
 #[track_caller]
 fn deploy(cluster: &Cluster, name: &str) {
     workload(cluster, "Deployment", name);
 }
 
-/// Makes a workload of one pod.
+/// Creates a workload of one pod.
 #[track_caller]
 fn workload(cluster: &Cluster, kind: &str, name: &str) {
     let template = pod_object(name, "exec sleep 3600");
@@ -56,7 +56,7 @@ fn workload(cluster: &Cluster, kind: &str, name: &str) {
     }));
 }
 
-/// Waits until the Deployment has a pod that is none of these, and runs.
+/// Waits until the Deployment has a running pod that is none of these.
 #[track_caller]
 fn pod_of(cluster: &Cluster, deployment: &str, not: &[&str]) -> KubePod {
     let name = eventually(PATIENCE, || {
@@ -68,20 +68,20 @@ fn pod_of(cluster: &Cluster, deployment: &str, not: &[&str]) -> KubePod {
     cluster.running(&name)
 }
 
-/// The name that a file has for a pod's NIC.
+/// The interface name in a file for a pod's NIC.
 fn interface(cluster: &Cluster, pod: &KubePod) -> String {
     format!("{}/{} eth0", cluster.namespace(), pod.name)
 }
 
-/// The pings and answers at a pod, in the order of the file.
+/// The directions of the pings and answers at a pod, in the order of the file.
 fn directions(file: &PacketFile, cluster: &Cluster, pod: &KubePod) -> Vec<&'static str> {
     let name = interface(cluster, pod);
     let is_ping = |packet: &&FilePacket| packet.interface == name && packet.frame.bytes[23] == 1;
     file.packets.iter().filter(is_ping).map(|packet| packet.direction).collect()
 }
 
-/// Two pods of a Deployment, one after the other, ping and talk TCP. Each is read from its first tap on, and Wireshark
-/// finds the right names, directions, checksums and order.
+/// Two pods of a Deployment, one after the other, ping and exchange TCP data. Each is read from its first tap on, and
+/// Wireshark finds the right names, directions, checksums and order.
 #[test]
 fn a_deployment_is_read_also_when_its_pod_is_made_anew() {
     let cluster = &Cluster::new("plugin");
@@ -107,7 +107,7 @@ fn a_deployment_is_read_also_when_its_pod_is_made_anew() {
         Conversation::between(&db.netns, &pod.netns, pod.ip).exchange(200_000);
     };
     converse(&first);
-    // The key is nowhere in the cluster.
+    // The cluster stores the key nowhere.
     let mirrors: Value = serde_json::from_str(&cluster.kubectl("get mirrors -o json")).unwrap();
     let spec = &mirrors["items"][0]["spec"];
     assert_eq!((&spec["filter"], &spec["limits"]["duration"]), (&json!("ip"), &json!("15m")), "{mirrors:#}");
@@ -132,10 +132,10 @@ fn a_deployment_is_read_also_when_its_pod_is_made_anew() {
         assert_eq!(directions(&file, cluster, pod), ["egress", "ingress"].repeat(5), "{:?}", file.interfaces);
         let (name, ip) = (interface(cluster, pod), pod.ip.to_string());
         let own: Vec<_> = packets.iter().filter(|packet| packet[0] == name).collect();
-        // A super-frame counts once there, and is several packets.
+        // The counters count a super-frame once, while the file has several packets for it.
         let (received, lost) = *statistics;
         assert!(lost == 0 && (10..own.len() as u64).contains(&received), "{statistics:?} of {}", own.len());
-        // The pod is the source of what is outbound (2), and the destination of what is inbound (1).
+        // The pod is the source of outbound packets (2), and the destination of inbound packets (1).
         let [sent, received] = [(2, "0x00000002"), (3, "0x00000001")].map(|(address, direction)| {
             let packets: Vec<_> = own.iter().filter(|packet| packet[address] == ip).collect();
             assert!(packets.iter().all(|packet| packet[1] == direction), "{packets:?}");
@@ -179,17 +179,17 @@ fn a_tail_that_is_killed_or_refused_leaves_no_tap() {
     let host = cluster.host();
     let [web, db] = &cluster.pods([("web", None), ("db", None)]);
     let reading = tail(cluster, &["pod/web"]);
-    // Of the pod with this name alone.
+    // Only the pod with this name is tapped.
     host.wait_taps(&[&web.device]);
     reading.kill();
     host.wait_taps(&[]);
-    // Its Mirror copies nothing.
+    // The Mirror that remains copies nothing.
     let mirrors = cluster.kubectl("get mirrors -o name");
     assert_eq!(mirrors.lines().count(), 1, "{mirrors}");
     web.ping(db.ip, 3);
     host.wait_taps(&[]);
 
-    // The agent is killed, and the next one goes on: the plugin connects again.
+    // The agent is killed, and the plugin connects again to the next one.
     let mut reading = tail(cluster, &["-l", "app=web", "-f", "icmp"]);
     host.wait_taps(&[&web.device]);
     let pid = cluster.agent_pid().unwrap();
@@ -200,7 +200,7 @@ fn a_tail_that_is_killed_or_refused_leaves_no_tap() {
         let packets = PacketFile::read(reading.path()).packets.len();
         check(packets > 0, || "the next agent gives no packets yet".into())
     });
-    // That of the first agent, and that of the next one. The process of the first stream may have had time to count.
+    // Statistics of the first agent's stream, if its process had time to count, and of the next one's.
     let file = reading.stop();
     assert_eq!(file.interfaces.len(), 2, "{:?}", file.interfaces);
     let (received, lost) = file.statistics.last().unwrap();
@@ -220,7 +220,7 @@ fn a_mirror_is_switched_on_and_off_and_judged() {
     let web = pod_of(cluster, "web", &[]);
     told(cluster, &["on", "deploy/web", "--filter", "icmp", "--duration", "1h"]);
     host.wait_taps(&[&web.device]);
-    // The MirrorNode follows in some seconds.
+    // The MirrorNode is updated some seconds later.
     eventually(3 * SOON, || {
         let rows: Value = serde_json::from_str(&told(cluster, &["status", "-o", "json"])).unwrap();
         let row = &rows[0];
@@ -251,7 +251,7 @@ fn the_nodes_say_how_a_pod_is_mirrored_and_what_it_carries() {
     assert!(text.starts_with(&format!("{namespace}/db is not mirrored.\n")), "{text}");
 
     let pinging = Pinging::start(&web.netns, db.ip);
-    // The agent compares every 2 s, and needs some packets. Before Linux 6.7, nobody can tell that ingress is covered.
+    // The agent compares every 2 s, and needs some packets. Before Linux 6.7, ingress cannot be proved to be covered.
     let report = eventually(PATIENCE, || {
         let report: Value = serde_json::from_str(&told(cluster, &["coverage", "-o", "json"])).unwrap();
         let nic = &report["nics"][0];
@@ -270,12 +270,12 @@ fn the_nodes_say_how_a_pod_is_mirrored_and_what_it_carries() {
     let row = table.lines().nth(1).unwrap();
     assert!(row.starts_with(namespace) && row.contains(" Covered "), "{table}");
 
-    // 20 pings a second, and their answers. While the machine is busy, neither these nor the looks come evenly.
+    // 20 pings per second, and their answers. On a busy machine, neither these nor the readings are evenly spaced.
     eventually(PATIENCE, || {
         let top = told(cluster, &["top", "-A", "--once"]);
         let row: Vec<_> = top.lines().nth(1).unwrap().split_whitespace().collect();
         assert_eq!(row[..3], [namespace, "web", "eth0"], "{top}");
-        // Packets that reach the pod, that leave it, that were copied, and that were lost.
+        // Rates of packets to the pod, packets from the pod, copied packets, and lost packets.
         let rates = [4, 6, 8, 10].map(|cell| row[cell].parse::<f64>().unwrap_or(f64::NAN));
         let [ingress, egress, copied, lost] = rates;
         let is_near = |rate: f64| (10.0..40.0).contains(&rate);
@@ -305,7 +305,7 @@ fn who_may_not_ask_the_agents_hears_what_the_api_server_knows() {
         let [stdout, stderr] = [output.stdout, output.stderr].map(|text| String::from_utf8(text).unwrap());
         (output.status.code().unwrap(), stdout, stderr)
     };
-    // A role may take a moment to count.
+    // A role may take effect a moment later.
     let (code, text, why) = eventually(SOON, || {
         let (code, text, why) = asked(&["explain", "web"]);
         check(text.contains(" selects it. Target: "), || format!("{code} {text} {why}"))
@@ -321,13 +321,13 @@ fn who_may_not_ask_the_agents_hears_what_the_api_server_knows() {
         assert!(code == 1 && text.is_empty() && why.contains(&right()), "{code} {text} {why}");
     }
 
-    // The administrator hears the agent, and that there is no such pod.
+    // The administrator gets the agent's answer, that there is no such pod.
     let text = told(cluster, &["explain", "web"]);
     assert!(text.contains("The Mirror mine of its namespace asks for it."), "{text}");
     let missing = plugin(cluster, &["explain", "nosuch"]).output().unwrap();
     let why = String::from_utf8(missing.stderr).unwrap();
     assert!(missing.status.code() == Some(1) && why.contains("there is no pod nosuch"), "{why}");
-    // No agent is ready there: the words are those of the API server, and the command fails.
+    // No agent is ready in that namespace: the API server's message is shown, and the command fails.
     let elsewhere = plugin(cluster, &["explain", "web", "--agents", namespace]).output().unwrap();
     let text = String::from_utf8(elsewhere.stdout).unwrap();
     let why = String::from_utf8(elsewhere.stderr).unwrap();
@@ -335,7 +335,7 @@ fn who_may_not_ask_the_agents_hears_what_the_api_server_knows() {
     assert!(why.contains("no agent of podmirror is ready there"), "{why}");
 }
 
-/// What the agents say of themselves needs a kubelet, so the stories of the level api have only silent agents.
+/// The agents' own data needs a kubelet, so the stories of the level api only have agents that do not answer.
 #[test]
 fn check_hears_the_agents_of_a_node_that_works() {
     let cluster = &Cluster::new("checked");
@@ -349,12 +349,12 @@ fn check_hears_the_agents_of_a_node_that_works() {
             results.clone().count() > 0 && results.all(|finding| finding["result"] == "OK")
         };
         let is_well = ["server", "resources", "agents", "versions", "failures"].into_iter().all(are_ok);
-        // What it says of the kernel and of the network is this machine's.
+        // The results for the kernel and the network depend on this machine.
         check(is_well && output.status.code() <= Some(1), || format!("{report:#}"))
     });
 }
 
-/// The right to ask the agents, as the plugin names it.
+/// The right to query the agents, as the plugin names it.
 pub(crate) fn right() -> String {
     format!("`list` on pods, and `get` and `create` on pods/exec, in namespace {AGENT}")
 }

@@ -21,20 +21,20 @@ use nix::{
 use crate::plugin::{plugin, right};
 
 const CHART: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../deploy/chart");
-/// What the recorder runs in its container.
+/// The recorder's command in its container.
 const COMMAND: [&str; 5] = ["recorder", "--ring", "16MiB", "--buffer", "4MiB"];
-/// The ring of that command.
+/// Ring size of that command.
 const RING: u64 = 16 << 20;
-/// Its only capability, BPF, as the kernel writes a set of them.
+/// Its only capability, BPF, as the kernel prints a capability set.
 const BPF_ALONE: &str = "CapEff:\t0000008000000000";
 
-/// `kubectl mirror save` with these arguments, as it ends: its exit code, and what it tells.
+/// Runs `kubectl mirror save` with these arguments, and returns its exit code and its messages.
 fn save(cluster: &Cluster, words: &[&str]) -> (Option<i32>, String) {
     let Output { status, stderr, .. } = plugin(cluster, &[&["save"], words].concat()).output().unwrap();
     (status.code(), String::from_utf8(stderr).unwrap())
 }
 
-/// The file that it writes for these arguments. It must end well. Also what it tells.
+/// The file that `save` writes for these arguments, and its messages. An error unless it exits with 0.
 fn saved(cluster: &Cluster, words: &[&str]) -> Result<(PacketFile, String), String> {
     let file = file(cluster);
     match save(cluster, &[words, &["-w", file.to_str().unwrap()]].concat()) {
@@ -66,7 +66,7 @@ fn recorded(cluster: &Cluster, name: &str) -> KubePod {
     pod
 }
 
-/// Another agent goes on where one was killed, and the recorder with it.
+/// Kills the agent, and waits until the next one and the recorder continue.
 #[track_caller]
 fn kill_the_agent(cluster: &Cluster) {
     let before = cluster.agent_pid().unwrap();
@@ -75,7 +75,7 @@ fn kill_the_agent(cluster: &Cluster) {
         let now = cluster.agent_pid();
         check(now.is_some_and(|now| now != before), || "no other agent yet".into())
     });
-    // Between the two agents nothing is copied.
+    // Until the recorder is back, nothing is copied.
     eventually(PATIENCE, || {
         let log = cluster.try_kubectl(&format!("-n {AGENT} logs daemonset/{AGENT} -c recorder"))?;
         check(log.matches("\"recording\"").count() == 2, || log)
@@ -87,7 +87,7 @@ fn the_packets_of_a_pod_that_has_gone_are_saved() {
     let cluster = &Cluster::new("recorder");
     let host = cluster.host();
     let [db] = &cluster.pods([("db", None)]);
-    // The published manifests have no recorder. What was in the file stays.
+    // The published manifests have no recorder. The existing file must not change.
     fs::write(file(cluster), "before").unwrap();
     let why = saved(cluster, &["pod/db"]).unwrap_err();
     assert!(why.contains("no recorder is switched on there") && why.contains("recorder.enabled"), "{why}");
@@ -118,7 +118,7 @@ fn the_packets_of_a_pod_that_has_gone_are_saved() {
     cluster.kubectl("delete pod web");
     host.wait_taps(&[]);
 
-    // Nobody knows any more on which node it was.
+    // The pod no longer exists, so the API server does not know its node.
     let (packets, told) = saved(cluster, &["pod/web"]).unwrap();
     packets.all_frames().ipv4().same_as(&frames).unwrap();
     let name = format!("{}/web", cluster.namespace());
@@ -135,7 +135,7 @@ fn the_packets_of_a_pod_that_has_gone_are_saved() {
     assert!(told.ends_with(&summary), "{told}");
     assert_eq!(fs::metadata(file(cluster)).unwrap().permissions().mode() & 0o777, 0o600);
     assert_eq!(icmp(&file(cluster)), [20, 20]);
-    // It is there as often as it is asked for, also by standard output and for the whole namespace.
+    // Each request returns the same packets, also through standard output and for the whole namespace.
     let (again, told) = saved(cluster, &[]).unwrap();
     assert_eq!(again.packets, packets.packets, "{told}");
     let piped = file(cluster).with_file_name("piped.pcapng");
@@ -152,7 +152,7 @@ fn the_packets_of_a_pod_that_has_gone_are_saved() {
     assert_eq!(cluster.pid_of(&COMMAND), None);
 }
 
-/// How many ICMP echo requests and answers tcpdump reads in the file.
+/// Number of ICMP echo requests and answers that tcpdump reads in the file.
 fn icmp(file: &Path) -> [usize; 2] {
     ["echo request", "echo reply"].map(|kind| {
         let tcpdump = Command::new("tcpdump").args(["-n", "-Z", "root", "-r"]).arg(file).output().unwrap();
@@ -161,7 +161,7 @@ fn icmp(file: &Path) -> [usize; 2] {
     })
 }
 
-/// One capability, and no token of the API server.
+/// The recorder has one capability, and no token for the API server.
 fn it_has_what_it_needs_and_no_more(pid: u32) {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
     for line in [BPF_ALONE, "NoNewPrivs:\t1", "Seccomp:\t2"] {
@@ -171,14 +171,14 @@ fn it_has_what_it_needs_and_no_more(pid: u32) {
     assert_eq!(fs::read_dir(token).unwrap().count(), 0);
 }
 
-/// In place of a file, which stays as it was.
+/// `save` reports what is missing, and does not change the existing file.
 fn it_says_what_is_missing(cluster: &Cluster, other: &str) {
     fs::write(file(cluster), "before").unwrap();
     let namespace = cluster.namespace();
     let nothing = format!("nothing is recorded of {namespace}/{other}, {namespace}/nosuch; ");
     for (words, why) in [
         (&["nosuch", other][..], &*nothing),
-        // It can have moved.
+        // The pod could have run on another node before.
         (&[other], "--all-nodes"),
         (&["deploy/nosuch"], "there is no deploy/nosuch"),
         (&["-l", "app=nosuch"], "0 pods that exist now"),
@@ -191,7 +191,7 @@ fn it_says_what_is_missing(cluster: &Cluster, other: &str) {
         "create rolebinding viewer --clusterrole=view --serviceaccount={namespace}:viewer"
     ));
     let kubeconfig = cluster.kubeconfig_with(&cluster.kubectl("create token viewer"));
-    // A role may take a moment to count.
+    // A role may take effect a moment later.
     eventually(SOON, || {
         let output = plugin(cluster, &["save", "web"]).env("KUBECONFIG", &kubeconfig).output().unwrap();
         let told = String::from_utf8(output.stderr).unwrap();
@@ -205,7 +205,7 @@ fn it_says_what_is_missing(cluster: &Cluster, other: &str) {
     assert!(unfinished.is_empty(), "{unfinished:?}");
 }
 
-/// Without its socket, as before the first agent lets it in. It is no advice to switch it on.
+/// The recorder has no socket, as before the first agent admits it. The message must not advise to enable the recorder.
 fn it_says_that_a_recorder_waits(cluster: &Cluster, recorder: u32) {
     let namespace = fs::metadata(format!("/proc/{recorder}/ns/net")).unwrap().ino();
     let run = PathBuf::from(format!("/proc/{recorder}/root/run/podmirror"));
@@ -221,7 +221,7 @@ fn it_says_that_a_recorder_waits(cluster: &Cluster, recorder: u32) {
     saved(cluster, &[]).unwrap();
 }
 
-/// A part of the packets does not take the place of a whole file. A limit of the size of files stands for a full disk.
+/// An incomplete file must not replace a complete one. A file size limit simulates a full disk.
 fn what_does_not_fit_is_an_error(cluster: &Cluster) {
     let file = file(cluster);
     fs::write(&file, "before").unwrap();
@@ -239,7 +239,8 @@ fn what_does_not_fit_is_an_error(cluster: &Cluster) {
     assert_eq!(fs::read(&file).unwrap(), b"before");
 }
 
-/// The packets of a second are more than the ring has, while copies of it are made. The container's limit holds all of it.
+/// One second's packets exceed the ring, while it is being copied. Everything stays within the container's memory
+/// limit.
 fn a_flood_costs_neither_recorder_nor_agent(cluster: &Cluster, db: &KubePod) {
     let loud = recorded(cluster, "loud");
     let agent = cluster.agent_pid();
@@ -247,7 +248,7 @@ fn a_flood_costs_neither_recorder_nor_agent(cluster: &Cluster, db: &KubePod) {
     let socket = loud.netns.enter(|| UdpSocket::bind("0.0.0.0:0")).unwrap();
     thread::scope(|scope| {
         scope.spawn(|| {
-            // The other end has no such port, so some of these are refused.
+            // The other pod has no such port, so some of these sends fail.
             while !stop.load(Ordering::Relaxed) {
                 let _ = socket.send_to(&[7; 1400], to);
             }

@@ -1,4 +1,4 @@
-//! The copies of a pod go to another pod, to a program behind `kubectl exec`, and to another machine.
+//! The copies of a pod go to another pod, to a program that runs through `kubectl exec`, and to another machine.
 
 use std::fs::File;
 
@@ -10,10 +10,10 @@ use nix::{
     unistd::Pid,
 };
 
-/// What the program runs in the agent's container.
+/// The program's command in the agent's container.
 const COMMAND: [&str; 5] = ["tail", "--target", "program", "-w", "-"];
 
-/// Another machine, at the other end of a cable of the node. The cable goes with it.
+/// Another machine, at the other end of a veth pair of the node, which is deleted with it.
 fn another_machine(cluster: &Cluster) -> Netns {
     let (node, far) = (cluster.host().node(), Netns::new(&format!("{}-far", cluster.namespace())));
     far.keep_quiet();
@@ -41,7 +41,7 @@ fn a_pod_a_program_and_another_machine_get_every_packet() {
     }
     cluster.apply(&web);
     let web = &cluster.running("web");
-    // A bridge learns where the pods are. Until then, it floods.
+    // The bridge learns the ports of the pods. Until then, it floods.
     web.ping(db.ip, 1);
 
     cluster.uninstall();
@@ -52,7 +52,8 @@ fn a_pod_a_program_and_another_machine_get_every_packet() {
          --set targets.machine=vxlan:10.9.0.5:14789/vni=77",
         cluster.namespace()
     ));
-    // helm waits for no agent of a cluster with one node, because the node may be without an agent in an update.
+    // helm does not wait for the only agent of a cluster with one node, because an update may leave one node without an
+    // agent.
     cluster.wait_rolled_out();
     let file = host.files().join("live.pcapng");
     let mut kubectl =

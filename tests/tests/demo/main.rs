@@ -1,8 +1,9 @@
-//! The demo: three pods, one of them mirrored, and its packets: on the mirror interface, and in a `tail` beside it.
+//! The demo: three pods, one of them mirrored. It shows the mirrored packets on the mirror interface and in a parallel
+//! `tail`.
 //!
 //! `cargo xtask demo` shows it to people, and the level netns runs it. The node and the pods are network namespaces of
-//! their own, so this machine's network stays as it is. At its end, and after Ctrl-C, the demo removes everything
-//! that it has made.
+//! their own, so this machine's network does not change. At its end, and after Ctrl-C, the demo removes everything that
+//! it has created.
 #![expect(clippy::print_stdout, clippy::print_stderr, reason = "it is there to be read")]
 #![expect(clippy::expect_used, reason = "a demo that cannot go on has failed")]
 
@@ -19,10 +20,10 @@ use mirror_tests::{
     check, eventually,
 };
 
-/// The number of echo requests of each ping.
+/// Echo requests of each ping.
 const PINGS: usize = 3;
 const BRIDGE: &str = "br0";
-/// Super-frames and unfinished checksums stay as on the mirror interface.
+/// Super-frames and partial checksums stay as on the mirror interface.
 const TAIL: [&str; 4] = ["tail", "--pod", "default/web", "--super-frames"];
 
 fn main() -> ExitCode {
@@ -112,7 +113,7 @@ fn talk(from: &PodNs, to: &PodNs) {
     println!("    {} says \"hello\" to {} over TCP, and {0} hears {heard:?}", from.name(), to.name());
 }
 
-/// The numbers of packets on the mirror interface.
+/// Numbers of packets on the mirror interface.
 #[derive(Debug, Default)]
 struct Seen {
     requests: usize,
@@ -144,7 +145,7 @@ impl Seen {
         seen
     }
 
-    /// Whether all pings are there, and as many segments as a TCP connection has at least: four from web, three to it.
+    /// Whether all pings are there, and at least as many segments as a TCP connection has: four from web, three to it.
     fn is_complete(&self) -> bool {
         let Self { requests, replies, tcp_from_web, tcp_to_web, .. } = *self;
         requests >= PINGS && replies >= PINGS && tcp_from_web >= 4 && tcp_to_web >= 3
@@ -176,7 +177,7 @@ fn counters(status: &Status) {
 
 fn step(what: &str) {
     println!("==> {what}");
-    // The agent's and tcpdump's complaints go to the same terminal.
+    // Errors of the agent and of tcpdump go to the same terminal.
     let _ = stdout().flush();
 }
 

@@ -15,9 +15,9 @@ use mirror_tests::{
 };
 use tempfile::TempDir;
 
-/// The number of packets of a file.
+/// Packets per file.
 const PACKETS: usize = 200;
-/// Typical filters on lengths, alone and together with others.
+/// Typical filters on lengths, alone and combined with others.
 const FILTERS: [&str; 9] = [
     "len > 100",
     "less 100",
@@ -37,7 +37,7 @@ fn run(command: &mut Command) -> Output {
     output
 }
 
-/// Writes a pcap file of the frames. The time of packet n is second n.
+/// Writes the frames to a pcap file. Packet n has the timestamp n seconds.
 fn write_pcap(path: &Path, frames: &[(usize, Vec<u8>)]) {
     let mut file: Vec<u8> = [0xa1b2_c3d4_u32, 0x0004_0002, 0, 0, 262_144, 1].map(u32::to_le_bytes).concat();
     for (number, frame) in frames {
@@ -48,7 +48,7 @@ fn write_pcap(path: &Path, frames: &[(usize, Vec<u8>)]) {
     fs::write(path, file).unwrap();
 }
 
-/// Writes the same packets, whole and cut, to files of all usual kinds.
+/// Writes the same packets, whole and cut, to files of all common formats.
 fn files(dir: &TempDir, random: &mut Random) -> Vec<PathBuf> {
     let at = |name: &str| dir.path().join(name);
     let mut frames: Vec<(usize, Vec<u8>)> = Vec::new();
@@ -89,7 +89,7 @@ fn files(dir: &TempDir, random: &mut Random) -> Vec<PathBuf> {
     files
 }
 
-/// The numbers of the packets that match the filter, by tcpdump.
+/// The numbers of the packets that match the filter, according to tcpdump.
 fn tcpdump(file: &Path, filter: &str, optimise: &[&str]) -> BTreeSet<u64> {
     let mut command = Command::new("tcpdump");
     command
@@ -106,7 +106,7 @@ fn tcpdump(file: &Path, filter: &str, optimise: &[&str]) -> BTreeSet<u64> {
     numbers
 }
 
-/// The numbers of the packets that match the filter, by podmirror.
+/// The numbers of the packets that match the filter, according to podmirror.
 fn matching(file: &Path, filter: &str) -> BTreeSet<u64> {
     let mut numbers = BTreeSet::new();
     let visit = |number| assert!(numbers.insert(number));
@@ -120,7 +120,8 @@ fn a_filter_matches_in_whole_and_cut_captures_what_tcpdump_says() {
     let mut random = Random::from_clock("captures");
     let dir = TempDir::new().unwrap();
     let files = files(&dir, &mut random);
-    // The filters that take some packets of a file and not all: of one that is cut short, some take none.
+    // Filters that match some but not all packets of at least one file; in files of cut packets some filters match
+    // none.
     let mut telling = BTreeSet::new();
     for file in &files {
         let name = file.file_name().unwrap().to_string_lossy().into_owned();
@@ -131,7 +132,7 @@ fn a_filter_matches_in_whole_and_cut_captures_what_tcpdump_says() {
             }
             assert_eq!(matching(file, filter), expected, "{filter} of {name}");
         }
-        // tcpdump's optimiser changes the answer of some expressions on cut packets.
+        // tcpdump's optimiser changes the result of some expressions on cut packets.
         for _ in 0..25 {
             let filter = expression(&mut random);
             if compile(&filter).is_ok() {

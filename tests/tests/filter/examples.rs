@@ -2,7 +2,7 @@
 
 use crate::oracle::{Pair, from_hex};
 
-/// An IPv4 packet with ports, as a frame.
+/// A frame of an IPv4 packet with ports.
 fn ipv4(protocol: u8, from: ([u8; 4], u16), to: ([u8; 4], u16), flags: u8) -> Vec<u8> {
     let mut frame = [
         &[2, 0, 0, 0, 0, 2, 2, 0, 0, 0, 0, 1, 8, 0, 0x45, 0, 0, 40, 0, 1, 0, 0, 64, protocol, 0, 0][..],
@@ -20,7 +20,7 @@ fn ipv4(protocol: u8, from: ([u8; 4], u16), to: ([u8; 4], u16), flags: u8) -> Ve
 fn holds(text: &str, frame: &[u8], expected: bool) {
     let pair = Pair::compile(text).unwrap_or_else(|error| panic!("{text}: {error}"));
     assert_eq!(pair.answer(frame), expected, "{text}");
-    // Truncated at every length: whatever the answer is, it is libpcap's.
+    // The answer is libpcap's at every length to which the frame can be truncated.
     for length in 0..frame.len() {
         pair.answer(&frame[..length]);
     }
@@ -96,8 +96,7 @@ fn a_vlan_moves_what_comes_after_it() {
     holds("vlan 7 and vlan 100 and tcp", &frame, true);
 }
 
-/// The section EXAMPLES of pcap-filter(7), with addresses instead of names, and without the parts that are not
-/// supported.
+/// The section EXAMPLES of pcap-filter(7), with addresses instead of names, and without unsupported parts.
 #[test]
 fn the_examples_of_the_manual_compile_to_the_same() {
     let frames = [
@@ -148,7 +147,7 @@ fn sixteen_ports_fit() {
     }
 }
 
-/// A pair that a random run has found: libpcap's optimiser says that no packet can match.
+/// A random run has found this case: libpcap's optimiser claims that no packet can match.
 #[test]
 fn the_same_network_twice() {
     let frame = from_hex(

@@ -1,8 +1,7 @@
 //! Compares the filter compiler and the evaluation of its programs with libpcap, on the same expressions and frames.
 //!
-//! The tests load libpcap at run time; the package of tcpdump brings it. tcpdump, editcap and mergecap write the
-//! captures. `MIRROR_FUZZ_PAIRS` is the number of random pairs, `MIRROR_FUZZ_SEED` repeats a run. The tests need no
-//! root.
+//! The tests load libpcap at run time; it is installed with tcpdump. tcpdump, editcap and mergecap write the captures.
+//! `MIRROR_FUZZ_PAIRS` is the number of random pairs, `MIRROR_FUZZ_SEED` repeats a run. The tests need no root.
 #![expect(
     clippy::unwrap_used,
     clippy::expect_used,

@@ -1,4 +1,4 @@
-//! Compiles an expression with libpcap and with our compiler, and compares the answers of the programs.
+//! Compiles an expression with libpcap and with podmirror's compiler, and compares the results of the programs.
 
 use std::{
     ffi::{CStr, CString, c_char, c_int, c_uint, c_void},
@@ -85,9 +85,8 @@ impl Theirs {
         }
     }
 
-    /// The instructions of the program.
     pub(crate) fn instructions(&self) -> Vec<Instruction> {
-        // SAFETY: libpcap has made so many instructions, and `Instruction` has their layout.
+        // SAFETY: libpcap has allocated this number of instructions, and `Instruction` has their layout.
         unsafe { std::slice::from_raw_parts(self.0.instructions, self.0.length as usize) }.to_vec()
     }
 
@@ -96,23 +95,23 @@ impl Theirs {
         self.matches_cut(frame, frame.len())
     }
 
-    /// Whether libpcap's program accepts a frame of which only the first `captured` bytes are present.
+    /// Whether libpcap's program accepts a frame if only its first `captured` bytes are present.
     pub(crate) fn matches_cut(&self, frame: &[u8], captured: usize) -> bool {
         let (captured, length) = (captured.try_into().unwrap(), frame.len().try_into().unwrap());
         let header = PacketHeader { seconds: 0, microseconds: 0, captured, length };
-        // SAFETY: the program is libpcap's own, the header speaks of the frame.
+        // SAFETY: the program is libpcap's own, and the header describes the frame.
         unsafe { (libpcap().filter)(&self.0, &header, frame.as_ptr()) != 0 }
     }
 }
 
 impl Drop for Theirs {
     fn drop(&mut self) {
-        // SAFETY: libpcap has made it, and nobody uses it any more.
+        // SAFETY: libpcap has allocated the program, and it is no longer used.
         unsafe { (libpcap().free_program)(&mut self.0) }
     }
 }
 
-/// One expression, compiled by us and twice by libpcap.
+/// One expression, compiled once by podmirror and twice by libpcap.
 pub(crate) struct Pair {
     text: String,
     ours: Program,
@@ -122,7 +121,8 @@ pub(crate) struct Pair {
 }
 
 impl Pair {
-    /// Compiles `text` with both. An error if our compiler refuses it. Panics if only libpcap refuses it.
+    /// Compiles `text` with both. Returns an error if podmirror's compiler refuses it. Panics if only libpcap refuses
+    /// it.
     pub(crate) fn compile(text: &str) -> Result<Self, FilterError> {
         let ours = compile(text)?;
         let theirs = |optimise| match Theirs::compile(text, optimise) {
@@ -133,19 +133,19 @@ impl Pair {
         Ok(Self { text: text.to_owned(), ours, plain: theirs(false).unwrap(), optimised: theirs(true) })
     }
 
-    /// The numbers of instructions of our program and of libpcap's, with its optimiser.
+    /// The numbers of instructions of podmirror's program and of libpcap's, with its optimiser.
     pub(crate) fn instructions(&self) -> (usize, usize) {
         let theirs = self.optimised.as_ref().map_or(1, |optimised| optimised.instructions().len());
         (self.ours.instructions().len(), theirs)
     }
 
-    /// The answer of libpcap without its optimiser. Panics if our answer differs.
+    /// The result of libpcap without its optimiser. Panics if podmirror's differs.
     #[track_caller]
     pub(crate) fn answer(&self, frame: &[u8]) -> bool {
         self.answer_of_cut(frame, frame.len())
     }
 
-    /// Compares the answers for the frame in a capture file that keeps `captured` bytes of each frame.
+    /// Compares the results for the frame in a capture file that keeps `captured` bytes of each frame.
     #[track_caller]
     pub(crate) fn answer_of_cut(&self, frame: &[u8], captured: usize) -> bool {
         let Self { text, ours, plain, .. } = self;
@@ -161,18 +161,18 @@ impl Pair {
         expected
     }
 
-    /// Whether libpcap gives the same answer with its optimiser.
+    /// Whether libpcap's result is the same with its optimiser.
     ///
     /// The optimiser removes and moves loads, so on a truncated frame its program can accept a frame that the
     /// expression rejects. libpcap 1.10.3 is also wrong about whole frames if an expression masks the same bits twice:
-    /// it says that no packet can match `net 2001:db8::/45 and 2001:db8::/45`.
+    /// it claims that no packet can match `net 2001:db8::/45 and 2001:db8::/45`.
     pub(crate) fn optimiser_agrees(&self, frame: &[u8]) -> bool {
         let answer = self.optimised.as_ref().is_some_and(|optimised| optimised.matches(frame));
         answer == self.plain.matches(frame)
     }
 }
 
-/// The bytes as text that `from_hex` reads.
+/// The bytes as hexadecimal text for `from_hex`.
 pub(crate) fn hex(frame: &[u8]) -> String {
     frame.iter().map(|byte| format!("{byte:02x}")).collect()
 }

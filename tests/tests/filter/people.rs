@@ -1,4 +1,4 @@
-//! Filters that people write, on random frames and on their own.
+//! Filters that people write, on random frames and on frames made for them.
 
 use mirror_core::filter::{Program, compile};
 use mirror_tests::{filters::frame, random::Random};
@@ -7,7 +7,7 @@ use crate::oracle::{Pair, Theirs, hex};
 
 /// From manuals, cheat sheets, questions and answers.
 const FILTERS: &[&str] = &[
-    // Requests of HTTP, hellos of TLS, banners of SSH.
+    // HTTP requests, TLS hellos, SSH banners.
     "tcp[((tcp[12:1] & 0xf0) >> 2):4] = 0x47455420",
     "port 80 and tcp[((tcp[12:1] & 0xf0) >> 2):4] = 0x504f5354",
     "tcp port 80 and (((ip[2:2] - ((ip[0]&0xf)<<2)) - ((tcp[12]&0xf0)>>2)) != 0)",
@@ -16,11 +16,11 @@ const FILTERS: &[&str] = &[
     "(tcp[((tcp[12] & 0xf0) >> 2)] = 0x16) && (tcp[((tcp[12] & 0xf0) >>2)+5] = 0x01)",
     "tcp dst port 443 and tcp[((tcp[12:1] & 0xf0) >> 2):1] = 0x16 and tcp[((tcp[12:1] & 0xf0) >> 2)+1:1] = 3",
     "ip[(ip[0]&0xf)<<2:2] = 53 or ip[((ip[0]&0xf)<<2)+2:2] = 53",
-    // Questions and answers of DNS.
+    // DNS queries and responses.
     "udp port 53 and (udp[10] & 0x80) = 0",
     "udp port 53 and udp[10:2] & 0x8000 != 0 and udp[11] & 0x0f = 3",
     "udp[8:4] & 0xffff0000 = 0",
-    // Flags and sizes of TCP.
+    // TCP flags and sizes.
     "tcp[13] = 2 or tcp[13] = 18",
     "tcp[tcpflags] & (tcp-syn|tcp-fin) != 0",
     "tcp[tcpflags] & (tcp-rst) != 0 and not port 22",
@@ -29,7 +29,7 @@ const FILTERS: &[&str] = &[
     "tcp[12] & 0xf0 > 0x50",
     "tcp[0:2] = tcp[2:2]",
     "tcp[2:2] >= 1024 and tcp[2:2] <= 65535 and tcp[0:2] < 1024",
-    // Fragments, options and odd headers of IP.
+    // IP fragments, options and unusual headers.
     "ip[6] & 0x20 != 0 or ip[6:2] & 0x1fff != 0",
     "ip[6:2] & 0x4000 = 0",
     "ip[0] & 0xf > 5",
@@ -128,7 +128,8 @@ fn each_filter_is_taken_and_gives_the_answers_of_libpcap() {
     assert!(ours <= theirs, "{ours} instructions where libpcap has {theirs}");
 }
 
-/// libpcap's own programs, optimised or not: the checker takes them, and our evaluator gives libpcap's answers.
+/// libpcap's own programs, optimised or not: podmirror's checker accepts them, and its evaluator gives libpcap's
+/// results.
 #[test]
 fn programs_of_libpcap_mean_the_same_to_us() {
     let mut random = Random::from_clock("programs of libpcap");
@@ -151,8 +152,8 @@ fn programs_of_libpcap_mean_the_same_to_us() {
     }
 }
 
-/// libpcap follows the chain with a loop. It finds the wrong place behind an authentication header, so these frames have
-/// none.
+/// libpcap follows the chain with a loop. It computes a wrong offset after an authentication header, so these frames
+/// have none.
 #[test]
 fn a_chain_of_headers_leads_where_that_of_libpcap_leads() {
     let mut random = Random::from_clock("chains");
@@ -189,8 +190,9 @@ fn a_chain_of_headers_leads_where_that_of_libpcap_leads() {
     assert!((1000..20_000).contains(&matching), "{matching}");
 }
 
-/// A chain of headers that is longer than the kernel follows: the packet matches neither the filter nor its opposite, as
-/// with libpcap a packet that ends before its chain does. A shorter chain leads where that of libpcap leads.
+/// A chain of headers that is longer than the kernel program follows: the packet matches neither the filter nor its
+/// negation. With libpcap the same holds for a packet that ends before its chain does. On a shorter chain the results
+/// are libpcap's.
 #[test]
 fn a_chain_that_is_too_long_matches_nothing() {
     let mut random = Random::from_clock("long chains");
@@ -212,7 +214,7 @@ fn a_chain_that_is_too_long_matches_nothing() {
             frame.extend([0; 64]);
             let expected = [0, 1].map(|at| theirs[at].matches(&frame));
             let answer = [0, 1].map(|at| ours[at].matches(&frame, frame.len() as u32));
-            // Behind 8 headers there is another one, and no earlier one decides.
+            // After 8 headers another one follows, and no earlier header decides.
             let is_long = headers.len() > 8;
             let expected = if is_long { [false; 2] } else { expected };
             assert_eq!(answer, expected, "({text:?}, \"{}\")\n{}", hex(&frame), ours[0].explain());

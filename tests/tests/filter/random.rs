@@ -1,4 +1,4 @@
-//! Random expressions of the supported language on random frames: our answers must be those of libpcap.
+//! Random expressions of the supported language on random frames: podmirror's results must be libpcap's.
 
 use std::time::Instant;
 
@@ -10,9 +10,9 @@ use mirror_tests::{
 
 use crate::oracle::{Pair, Theirs, hex};
 
-/// The number of frames for each expression.
+/// Frames per expression.
 const FRAMES: usize = 40;
-/// Our error for an expression that contradicts itself.
+/// podmirror's error for an expression that contradicts itself.
 const NOTHING_MATCHES: &str = "no packet can match this";
 
 #[test]
@@ -41,7 +41,7 @@ fn random_expressions_give_the_answers_of_libpcap() {
                 continue;
             }
             Err(error) => {
-                // libpcap does not compute constants.
+                // libpcap does not evaluate constant expressions.
                 let is_computed = error.reason.contains("division by zero") || error.reason.contains("shift");
                 let refuse_too = is_computed || Theirs::compile(&text, false).is_err();
                 assert!(refuse_too, "{text:?} is refused by us alone: {error}");
@@ -82,7 +82,7 @@ fn random_expressions_give_the_answers_of_libpcap() {
     assert!(refused * 5 < expressions, "{refused} of {expressions} expressions are refused");
 }
 
-/// Removes, doubles and exchanges words: what our compiler accepts, libpcap accepts too, with the same meaning.
+/// Removes, doubles and swaps words: what podmirror's compiler accepts, libpcap accepts too, with the same meaning.
 #[test]
 fn damaged_expressions_mean_what_libpcap_takes_them_for() {
     let mut random = Random::from_clock("damaged expressions");
@@ -100,13 +100,13 @@ fn damaged_expressions_mean_what_libpcap_takes_them_for() {
             }
         }
         let damaged = words.join(" ");
-        // libpcap's grammar has no group of ids at the beginning of another, ours has. And libpcap takes the place of a
-        // field for a divisor or a shift.
+        // podmirror's grammar, but not libpcap's, allows a group of ids at the beginning of another group. And libpcap
+        // checks the offset of a field as if it were the divisor or the shift.
         let has_more = ["( (", "/", "%", "<<", ">>"].iter().any(|more| damaged.contains(more));
         if has_more && Theirs::compile(&damaged, false).is_err() {
             continue;
         }
-        // Where a frame is not Geneve, libpcap's program reads memory that nothing has written.
+        // Where a frame is not Geneve, libpcap's program reads uninitialised memory.
         if damaged.contains("geneve") {
             continue;
         }

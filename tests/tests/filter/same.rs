@@ -1,7 +1,7 @@
 //! The same text gives the same program in every process.
 //!
-//! The agent compares the programs of present taps with those that it compiles. If they differed without a reason,
-//! every new agent would write all filters again.
+//! The agent compares the installed programs with those that it compiles. If they differed without a reason, every new
+//! agent would rewrite all filters.
 
 use std::process::Command;
 

@@ -1,4 +1,4 @@
-//! The plugin `bandwidth` has qdiscs at the node's ends of a pod's NICs, where our programs are too.
+//! The plugin `bandwidth` has qdiscs on the node side of a pod's NICs, where podmirror's programs are too.
 
 use std::time::{Duration, Instant};
 
@@ -7,7 +7,7 @@ use serde_json::json;
 
 use crate::{FEW_READINGS, OWN, PAGE, Site, bridge, fetch, ip, ping};
 
-/// What the plugin lets through: bits a second, and bits at once.
+/// The plugin's limits: bits per second, and bits of a burst.
 const RATE: usize = 400_000;
 const BURST: usize = 160_000;
 
@@ -16,7 +16,7 @@ struct Scene<'a> {
     site: Site<'a>,
     web: KubePod,
     db: KubePod,
-    /// The node's ends of both NICs.
+    /// The node sides of both NICs.
     ends: [String; 2],
     /// The qdiscs there, before the pod is mirrored.
     before: Vec<String>,
@@ -47,7 +47,7 @@ impl<'a> Scene<'a> {
         scene
     }
 
-    /// The qdiscs and the plugin's filters at the node's ends.
+    /// The qdiscs and the plugin's filters on the node side.
     fn qdiscs(&self) -> Vec<String> {
         let node = self.site.cluster.host().node();
         let of = |end: &String| {
@@ -58,12 +58,12 @@ impl<'a> Scene<'a> {
         let all = self.ends.iter().map(of).collect::<String>();
         let is_ours =
             |line: &&str| line.contains("clsact") || line.contains("tap_") || line.contains(" bpf ");
-        // A filter is shown with the parent of the last one that came.
+        // tc shows a filter with the parent of the filter that was added last.
         let shown = |line: &str| line.replace(" parent ffff: ", " ");
         all.lines().filter(|line| !is_ours(line)).map(shown).collect()
     }
 
-    /// In both directions, the page takes at least as long as the plugin's limit says.
+    /// In both directions, the page takes at least as long as the plugin's limit implies.
     #[track_caller]
     fn is_limited(&self) {
         let least = Duration::from_secs_f64((PAGE * 8 - BURST) as f64 / RATE as f64);
@@ -74,7 +74,7 @@ impl<'a> Scene<'a> {
         }
     }
 
-    /// More than the plugin lets through goes to the pod. The mirror interface shows all of it, and what the pod answers.
+    /// Packets to the pod exceed the plugin's limit. The mirror interface shows all of them, and the pod's answers.
     #[track_caller]
     fn what_is_dropped_is_copied(&self) {
         const SENT: usize = 100;
@@ -93,8 +93,8 @@ impl<'a> Scene<'a> {
     }
 }
 
-/// Our programs are ahead of the plugin's qdiscs: they see what the pod sends, and what is sent to it, before the plugin
-/// delays or drops any of it. They change nothing for the plugin.
+/// podmirror's programs run before the plugin's qdiscs: they see the packets from and to the pod before the plugin
+/// delays or drops any. The plugin works as without them.
 #[test]
 fn a_limit_of_the_plugin_holds_under_a_mirror_and_after_it() {
     let cluster = &Cluster::new("bandwidth");
@@ -109,7 +109,7 @@ fn a_limit_of_the_plugin_holds_under_a_mirror_and_after_it() {
         ping(&db.netns, &web.ip.to_string());
         fetch(&db.netns, &web.ip.to_string());
         fetch(&web.netns, &db.ip.to_string());
-        // Fewer than the plugin lets through at once.
+        // Fewer packets than the plugin's burst.
         db.netns.ping_every(Duration::from_millis(2), ip("10.13.0.2"), 10, 56);
     };
     site.copied_during(web, &["eth0", "net1"], talk);
@@ -123,7 +123,7 @@ fn a_limit_of_the_plugin_holds_under_a_mirror_and_after_it() {
     scene.is_limited();
 }
 
-/// A filter of ours is behind the plugin's, and at an `ingress` qdisc there is no hook for what reaches the pod: the status
+/// The agent's filter runs after the plugin's, and an `ingress` qdisc has no hook for packets to the pod: the status
 /// says so, and the plugin works.
 #[test]
 fn filters_of_ours_are_told_to_be_hidden_by_the_plugin() {
@@ -131,7 +131,7 @@ fn filters_of_ours_are_told_to_be_hidden_by_the_plugin() {
     let scene = &Scene::new(cluster);
     cluster.install_attaching(AttachMode::Clsact);
     cluster.kubectl("annotate pod web podmirror.io/mirror=true");
-    // Both directions of both NICs.
+    // Both directions of both NICs are reported.
     eventually(FEW_READINGS, || {
         let reasons = scene.site.reasons();
         check(reasons == ["Hidden"; 4], || format!("{reasons:?}"))

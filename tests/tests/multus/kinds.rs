@@ -1,4 +1,4 @@
-//! Each kind of NIC that the reference plugins make: its packets are copied, at the node's end or inside the pod.
+//! Each kind of NIC that the reference plugins create: its packets are copied, on the node side or inside the pod.
 
 use mirror_tests::{BpfObjects, Cluster, Lab, Netns, check, eventually, has_kind};
 use serde_json::Value;
@@ -7,7 +7,7 @@ use crate::{EXIT, FEW_READINGS, OWN, PAIR, Site, bridge, device, fetch, over, pi
 
 const MIRROR: [(&str, &str); 1] = [("podmirror.io/mirror", "true")];
 
-/// Two pods in a network over a cable of the node: they talk to each other, and to the machine at its other end.
+/// Two pods in a network over a veth pair of the node: they talk to each other, and to the machine at its other end.
 #[track_caller]
 fn a_nic_over_a_cable_is_mirrored_inside_the_pod(story: &str, plugin: &Value) {
     let cluster = &Cluster::new(story);
@@ -78,7 +78,7 @@ fn a_second_veth_is_mirrored_at_the_node() {
     ends_without_a_trace(site, &["eth0", "lo", "net1"], &web.netns);
 }
 
-/// One end of a veth of the node becomes a NIC of the pod: it is tapped at the other end.
+/// One end of a veth pair of the node becomes a NIC of the pod: it is tapped at the other end.
 #[test]
 fn a_device_of_the_node_is_mirrored_at_its_other_end() {
     let cluster = &Cluster::new("device");
@@ -100,8 +100,8 @@ fn a_device_of_the_node_is_mirrored_at_its_other_end() {
     site.wait_mirrored(&[]);
 }
 
-/// A device that leads past the node cannot be told from a veth between containers: it is mirrored where it is named,
-/// inside the pod. When the pod has gone, the node has its device back, without a program of ours.
+/// A device that bypasses the node cannot be distinguished from a veth between containers: it is mirrored only if it is
+/// named, inside the pod. When the pod is deleted, the node has its device back, without a program of podmirror.
 #[test]
 fn a_device_that_leads_past_the_node_is_mirrored_where_it_is_named() {
     let cluster = &Cluster::new("past");

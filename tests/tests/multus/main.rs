@@ -1,7 +1,7 @@
-//! Stories on a real node with Multus: pods with additional NICs, which the reference plugins of CNI make.
+//! Stories on a real node with Multus: pods with additional NICs, which the reference plugins of CNI create.
 //!
-//! `cargo xtask test --level multus` builds Multus and the node, and runs the stories one after the other. A story makes
-//! the devices that its networks need on the node, and removes them when its pods have gone.
+//! `cargo xtask test --level multus` builds Multus and the node, and runs the stories one after the other. A story
+//! creates the devices that its networks need on the node, and removes them after its pods are deleted.
 #![expect(clippy::unwrap_used, reason = "tests")]
 
 use std::{
@@ -20,22 +20,22 @@ mod bandwidth;
 mod kinds;
 mod several;
 
-/// A coverage is judged by some readings of the counters, one every two seconds.
+/// Time for the coverage to be judged by several readings of the counters, one every two seconds.
 const FEW_READINGS: Duration = Duration::from_secs(30);
-/// The bytes of the page that the pods serve: enough for super-frames.
+/// Bytes of the page that the pods serve: enough for super-frames.
 const PAGE: usize = 200_000;
 /// The name of the node's own network.
 const OWN: &str = "podmirror-cluster";
-/// The device through which copies leave a pod.
+/// The relay device, through which copies leave a pod.
 const EXIT: &str = "podmirror";
 
-/// What the networks of a story need on the node. It goes when the pods have gone, because a plugin cannot take back what
-/// is no longer there.
+/// The devices that a story's networks need on the node. They are removed after the pods, because a plugin cannot undo
+/// its work on devices that no longer exist.
 struct Site<'a> {
     cluster: &'a Cluster,
     /// Another machine.
     far: Netns,
-    /// Devices of the node that pods get.
+    /// Devices of the node that are moved into pods.
     lent: RefCell<Vec<String>>,
 }
 
@@ -47,7 +47,7 @@ impl<'a> Site<'a> {
         Self { cluster, far, lent: RefCell::default() }
     }
 
-    /// A device of the node that leads to the other machine, which has this address there.
+    /// Creates a device of the node that leads to the other machine, which has this address there.
     #[track_caller]
     fn cable(&self, device: &str, address: &str) {
         let node = self.cluster.host().node();
@@ -58,7 +58,7 @@ impl<'a> Site<'a> {
         self.far.ip(&format!("link set far{device} up"));
     }
 
-    /// A veth of which both ends are the node's. The first has this address.
+    /// Creates a veth pair with both ends on the node. The first has this address.
     #[track_caller]
     fn pair(&self, [own, other]: [&str; 2], address: &str) {
         let node = self.cluster.host().node();
@@ -68,7 +68,7 @@ impl<'a> Site<'a> {
         node.ip(&format!("link set {own} up"));
     }
 
-    /// A network that pods can name. Their addresses in it are those that they ask for.
+    /// Creates a network for pods. A pod chooses its address in it.
     #[track_caller]
     fn network(&self, name: &str, mut plugin: Value) {
         self.lent.borrow_mut().extend(plugin["device"].as_str().map(str::to_owned));
@@ -85,8 +85,8 @@ impl<'a> Site<'a> {
         }));
     }
 
-    /// A pod with `net1` in the first of these networks, `net2` in the second and so on, each with this address. It
-    /// serves a page. An annotation asks for its mirror or not.
+    /// Creates a pod with `net1` in the first of these networks, `net2` in the second and so on, each with this
+    /// address. It serves a page. The annotations say whether it is mirrored.
     #[track_caller]
     fn pod(&self, name: &str, networks: &[(&str, &str)], annotations: &[(&str, &str)]) -> KubePod {
         let networks: Vec<_> =
@@ -94,7 +94,7 @@ impl<'a> Site<'a> {
         self.pod_in(name, &networks.into(), annotations)
     }
 
-    /// The same, with the networks as Multus' annotation has them.
+    /// The same, with the networks in the form of Multus' annotation.
     #[track_caller]
     fn pod_in(&self, name: &str, networks: &Value, annotations: &[(&str, &str)]) -> KubePod {
         let serve = format!(
@@ -120,7 +120,7 @@ impl<'a> Site<'a> {
         });
     }
 
-    /// Waits until these NICs of `web` are mirrored, each in its network, and nothing else is.
+    /// Waits until exactly these NICs of `web` are mirrored, each in its network.
     #[track_caller]
     fn wait_mirrored(&self, expected: &[(&str, &str)]) -> Status {
         let mut expected = expected.to_vec();
@@ -136,12 +136,12 @@ impl<'a> Site<'a> {
         })
     }
 
-    /// The name of a network, as Multus tells it.
+    /// The full name of a network, as in Multus' status annotation.
     fn full(&self, network: &str) -> String {
         format!("{}/{network}", self.cluster.namespace())
     }
 
-    /// Waits until the agent says that it covers both directions of these NICs, while packets pass.
+    /// Waits until the agent reports both directions of these NICs as covered, while `talk` sends packets.
     #[track_caller]
     fn wait_covered(&self, nics: &[&str], talk: impl Fn()) {
         eventually(FEW_READINGS, || {
@@ -155,15 +155,15 @@ impl<'a> Site<'a> {
         });
     }
 
-    /// The reasons for what is not mirrored.
+    /// The reasons for everything that is not mirrored.
     fn reasons(&self) -> Vec<String> {
         let notes = self.cluster.host().status().notes.unwrap();
         let notes = notes["not_mirrored"].as_array().unwrap().iter();
         notes.map(|note| note["reason"].as_str().unwrap().to_owned()).collect()
     }
 
-    /// The packets that the mirror interface shows while `talk` runs: each that these NICs of `web` send and receive, once
-    /// and unchanged. They are all that the taps have seen.
+    /// The packets on the mirror interface while `talk` runs: each that these NICs of `web` send and receive, once and
+    /// unchanged. The taps must have seen no others.
     #[track_caller]
     fn copied_during(&self, web: &KubePod, nics: &[&str], talk: impl FnOnce()) -> Frames {
         let comparison = Comparison::of_nics(&web.netns, nics, self.cluster.host());
@@ -190,13 +190,12 @@ impl Drop for Site<'_> {
     }
 }
 
-/// The bridge that the plugin `bridge` makes for the networks of stories, and leaves.
+/// The bridge that the plugin `bridge` creates for the networks of stories, and does not remove.
 const BRIDGE: &str = "pmtest-br0";
 
 /// A veth of the node.
 const PAIR: [&str; 2] = ["pmtest1", "pmtest2"];
 
-/// The plugin `bridge`.
 fn bridge() -> Value {
     json!({ "type": "bridge", "bridge": BRIDGE })
 }
@@ -223,7 +222,7 @@ fn ping(from: &Netns, to: &str) {
     }
 }
 
-/// A process in this namespace asks for the page of a pod. It must get it, whole.
+/// Fetches the page of a pod from a process in this namespace. The page must arrive completely.
 #[track_caller]
 fn fetch(inside: &Netns, from: &str) {
     eventually(SOON, || {

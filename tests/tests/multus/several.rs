@@ -1,10 +1,10 @@
-//! A pod with NICs of several kinds at once: which of them are mirrored, and that nothing of it stays.
+//! A pod with NICs of several kinds at once: which of them are mirrored, and that nothing is left of it.
 
 use mirror_tests::{BpfObjects, Capture, Cluster, Frames, KubePod, MIRROR, check, eventually};
 
 use crate::{FEW_READINGS, OWN, PAIR, Site, bridge, device, fetch, over, ping};
 
-/// A pod with a macvlan, a veth to a second bridge, and a veth of the node, beside its first NIC.
+/// A pod with a macvlan, a veth to a second bridge, and a veth of the node, in addition to its first NIC.
 struct Scene<'a> {
     site: Site<'a>,
     web: KubePod,
@@ -26,7 +26,7 @@ impl<'a> Scene<'a> {
         Self { site, web, db }
     }
 
-    /// Packets over each of the NICs, in both directions.
+    /// Sends packets over each of the NICs, in both directions.
     fn talk(&self) {
         let Self { site, web, db } = self;
         let node = site.cluster.host().node();
@@ -43,8 +43,8 @@ impl<'a> Scene<'a> {
         }
     }
 
-    /// Annotates `web`, and waits until these NICs are mirrored. Of what is sent then, the mirror interface shows the
-    /// packets of these NICs, and no others.
+    /// Annotates `web`, and waits until these NICs are mirrored. Of the packets sent then, the mirror interface shows
+    /// exactly those of these NICs.
     #[track_caller]
     fn mirrors(&self, annotations: &str, nics: &[&str]) {
         let Self { site, web, .. } = self;
@@ -68,7 +68,7 @@ fn all_nics_of_a_pod_are_mirrored_or_those_that_are_named() {
     site.wait_covered(&all, || scene.talk());
     scene.mirrors("podmirror.io/nics=net1", &["net1"]);
     scene.mirrors("podmirror.io/nics=net3,net2", &["net2", "net3"]);
-    // Kube-OVN's annotations name networks, and Multus says which NIC is in them.
+    // Kube-OVN's annotations name networks, and Multus' annotation assigns NICs to them.
     let attachment = |network: &str, value: &str| {
         format!("{network}.{}.ovn.kubernetes.io/mirror={value}", cluster.namespace())
     };
@@ -83,7 +83,7 @@ fn all_nics_of_a_pod_are_mirrored_or_those_that_are_named() {
     );
     assert_eq!(site.reasons(), [""; 0]);
 
-    // The pod goes, then the agent.
+    // Deletes the pod, then the agent.
     let ours = BpfObjects::of(host);
     site.delete_pods();
     site.wait_mirrored(&[]);

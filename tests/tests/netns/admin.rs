@@ -8,7 +8,7 @@ use mirror_tests::{
 
 use crate::{MIRROR, Node, any_mode};
 
-/// A gauge for each direction of a NIC, whose label follows the traffic.
+/// A gauge for each direction of a NIC, whose label depends on the traffic.
 const COVERAGE: &str = "podmirror_nic_coverage";
 const UP: &str = "podmirror_mirror_interface_up{device=\"mirror0\",target=\"default\"}";
 const DROPPED: &str = "podmirror_mirror_interface_dropped_total{device=\"mirror0\",target=\"default\"}";
@@ -90,7 +90,7 @@ fn metrics_tell_of_every_packet_what_status_tells() {
     web.ping(db.v4(), 10, 56);
     web.udp_echo(db, db.v6(), &[1, 1000, 1400]);
 
-    // With nothing on the way, both are of the same moment.
+    // If no packet arrives in between, status and metrics are of the same moment.
     let counted = ["podmirror_packets_total", "podmirror_bytes_total"];
     let (status, metrics) = eventually(SOON, || {
         let (before, metrics, after) = (lab.status(), lab.metrics(), lab.status());
@@ -126,7 +126,7 @@ fn metrics_tell_of_every_packet_what_status_tells() {
     assert_eq!(states(&metrics), expected);
     assert_eq!(only(&metrics, &[COVERAGE]).len(), 4, "two directions of two NICs: {metrics:#?}");
 
-    // Whatever changes, changes there; what has gone is no series any more.
+    // Every change shows in the metrics; series of removed objects disappear.
     lab.node().ip(&format!("link set {MIRROR} down"));
     lab.wait_metrics(|metrics| metrics[UP] == 0.0);
     pods.write(&[PodSpec::of(web).mirror("egress").annotated("podmirror.io/filter", "icmp")]);
@@ -156,7 +156,7 @@ fn ready_after_the_first_good_list_and_not_unready_by_a_bad_one() {
     assert_eq!(lab.wait_get("/healthz", 200), "ok\n", "a bad file is no reason to start it again");
     pods.write(&[PodSpec::of(web).mirror("true")]);
     lab.wait_get("/readyz", 200);
-    // Ready means done.
+    // When the agent is ready, the tap is attached.
     assert_eq!(lab.metrics()["podmirror_taps{state=\"attached\"}"], 1.0);
     lab.wait_mirrored(&[web]);
     pods.write_in_place("]garbage: [");
@@ -168,7 +168,7 @@ fn ready_after_the_first_good_list_and_not_unready_by_a_bad_one() {
 #[test]
 fn one_pod_that_cannot_be_tapped_is_told_by_the_metrics_and_keeps_no_agent_unready() {
     let Node { web, db, lab } = &Node::bridged("unready");
-    // It has no egress hook for clsact, and nobody may replace it.
+    // The qdisc has no egress hook for clsact, and must not be replaced.
     lab.node().tc(&format!("qdisc add dev {} ingress", web.veth_host()));
     let pods = PodsFile::new(lab, &[PodSpec::of(web).mirror("true"), PodSpec::of(db).mirror("true")]);
     let agent = Agent::run(lab, AttachMode::Clsact, &pods, &[]);
@@ -218,7 +218,8 @@ fn clients_that_mean_no_good_stop_neither_the_loop_nor_each_other() {
     lab.wait_mirrored(&[web]);
     let mut silent: Vec<_> = (0..100).map(|_| lab.connect().unwrap()).collect();
     for (number, client) in silent.iter_mut().enumerate() {
-        // Some say nothing, some half of a request, some what is none. The first ones have been hung up on already.
+        // Some clients send nothing, some half a request, some garbage. The agent has already closed the first
+        // connections.
         let _ = match number % 3 {
             0 => Ok(()),
             1 => client.write_all(b"GET /metrics HTTP/1.1\r\nX-Slow: "),
@@ -254,7 +255,7 @@ fn an_address_that_cannot_be_used_is_told_and_tried_again_while_mirroring_goes_o
         }
         let table = lab.agent_exit(&["status"]).stdout;
         assert!(table.contains(failure), "{table}");
-        // What is to be mirrored is mirrored, and what is to be mirrored from now on as well.
+        // The mirrored pod stays mirrored, and new pods are mirrored too.
         lab.wait_mirrored(&[web]);
         pods.write(&[PodSpec::of(web).mirror("true"), PodSpec::of(db).mirror("true")]);
         let copied = lab.wait_mirrored(&[web, db]).tap(web.veth_host()).total("copied");
@@ -287,7 +288,7 @@ fn an_empty_address_switches_it_off() {
     for (arguments, variables) in [(&["--listen", ""][..], &[][..]), (&[], &[("MIRROR_LISTEN", "")])] {
         let words = [&["run", "--pods-from", pods.path()][..], arguments].concat();
         let agent = Agent::with_environment(lab, &words, variables);
-        // It would listen by now.
+        // By now the agent would listen.
         agent.wait_for_log(&["takes copies"]);
         assert_eq!(lab.node().run("ss -Hltn"), "");
         agent.stop();

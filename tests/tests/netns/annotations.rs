@@ -54,14 +54,14 @@ fn an_unknown_value_is_told_once_and_ignored() {
     lab.wait_mirrored(&[db]);
     let line = agent.wait_for_log(&["default/web", OURS, "yes, please"]);
     assert!(line.contains("WARN"), "{line}");
-    // Another look at the pods, which finds the same value, and then a change that is seen.
+    // The agent reads the pods again and finds the same value, together with a change that the story can observe.
     pods.write(&[odd(web), PodSpec::of(db).mirror("ingress")]);
     lab.wait_status(|status| {
         let direction = &status.tap(db.veth_host()).direction;
         mirror_tests::check(direction == "ingress", || "the change has not been seen".into())
     });
     assert_eq!(agent.log_with(&["yes, please"]).len(), 1, "{:#?}", agent.log());
-    // As if it were absent: another annotation counts, and so does the default.
+    // The value counts as absent: another annotation applies, and so does the default.
     pods.write(&[odd(web).annotated(KUBE_OVN, "true"), PodSpec::of(db)]);
     lab.wait_mirrored(&[web]);
     agent.stop();
@@ -74,9 +74,9 @@ fn an_unknown_value_is_told_once_and_ignored() {
 fn what_has_no_veth_of_its_own_is_not_mirrored_and_the_reason_is_told() {
     let Node { web, db, lab } = &Node::bridged("reasons");
     let [bare, odd] = ["bare", "odd"].map(|name| Netns::new(&format!("{}-{name}", lab.node().name())));
-    // A NIC without an end on the node.
+    // A NIC without a node side.
     odd.ip("link add eth0 up type bridge");
-    // As docker makes them in a pod: nobody has asked about those.
+    // As docker creates them in a pod: no mirror was requested for those.
     web.netns().ip("link add docker0 up type bridge");
     web.netns().ip("link add veth1a2b3c up type veth peer name inner");
     let node_path = lab.node().path().to_str().unwrap();

@@ -1,10 +1,10 @@
-//! Programs are attached to a hook, replaced by those of another way to attach, and detached.
+//! Programs are attached to a hook, replaced by those of the other attach mode, and detached.
 
 use mirror_tests::{Agent, AttachMode, BpfObjects, Capture, PodSpec, PodsFile, check, while_talking};
 
 use crate::{Inside, MIRROR, Node, shows, with_qdisc};
 
-/// The program of the other way is detached first: for a moment nothing is copied, and never is a packet copied twice.
+/// The program of the old mode is detached first: for a moment nothing is copied, and no packet is ever copied twice.
 #[test]
 fn another_way_to_attach_copies_no_packet_twice() {
     if !AttachMode::Tcx.is_applicable() {
@@ -51,7 +51,7 @@ fn a_link_that_somebody_holds_is_detached_all_the_same() {
     assert_eq!(held.len(), 2);
     pods.write(&[PodSpec::of(web), PodSpec::of(db)]);
     lab.wait_mirrored(&[]);
-    // No program has an entry now; that none runs shows when there is an entry again.
+    // No program has an entry now. That no second program runs shows only with an entry.
     pods.write(&[PodSpec::of(web).mirror("true"), PodSpec::of(db)]);
     lab.wait_mirrored(&[web]);
     let inside = Inside::of(web);

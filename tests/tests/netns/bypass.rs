@@ -1,4 +1,4 @@
-//! Veths behind which other software hands packets to the pod: what reaches the pod is seen at its NIC then.
+//! Veths whose pods receive packets from other software on the pod side: their ingress is then tapped at the pod's NIC.
 
 use std::{collections::BTreeSet, time::Duration};
 
@@ -24,10 +24,10 @@ in_both_modes!(
 /// Slow enough for a story of half a minute, and several packets in each change.
 pub(crate) const OFTEN: Duration = Duration::from_millis(5);
 
-/// A change takes a reading of the counters and two rounds: some seconds, and more on a machine that is busy.
+/// A change of side takes a reading of the counters and two rounds: some seconds, and more on a busy machine.
 const CHANGE: Duration = Duration::from_secs(30);
 
-/// Whether the taps of these pods, and no others, see what reaches the pod inside it; or all of them at the node's end.
+/// Checks that exactly the taps of these pods see ingress inside the pod, or that all taps see it on the node side.
 fn are_at(status: &Status, pods: &[&PodNs], inside: bool) -> Result<(), String> {
     let is_at = |pod: &&PodNs| {
         let tap = status.taps.iter().find(|tap| tap.device == pod.veth_host());
@@ -36,14 +36,14 @@ fn are_at(status: &Status, pods: &[&PodNs], inside: bool) -> Result<(), String> 
     check(status.taps.len() == pods.len() && pods.iter().all(is_at), || format!("{:#?}", status.taps))
 }
 
-/// Waits until these taps are the only ones, and see what reaches their pods inside them.
+/// Waits until these taps are the only ones, and see their pods' ingress inside the pods.
 #[track_caller]
 fn wait_inside(lab: &Lab, pods: &[&PodNs]) {
     lab.wait_mirrored(pods);
     eventually(CHANGE, || are_at(&lab.status(), pods, true));
 }
 
-/// Waits until nothing of ours is inside these pods, nor the hub on the node.
+/// Waits until nothing of podmirror is left inside these pods, nor the relay hub on the node.
 #[track_caller]
 fn wait_left(lab: &Lab, pods: &[&PodNs]) {
     eventually(SOON, || {
@@ -53,18 +53,18 @@ fn wait_left(lab: &Lab, pods: &[&PodNs]) {
     });
 }
 
-/// The frames that a pod has sent, or that are for it.
+/// The frames that a pod has sent or received.
 fn of(pod: &PodNs, frames: &Frames) -> Frames {
     let mac = pod.eth0().mac;
     frames.only(|frame| frame[..6] == mac || frame[6..12] == mac)
 }
 
-/// There and back while packets go both ways: those that cross the node's end are copied once, whatever the tap does, and so
-/// are those around it from the change on.
+/// The tap changes its side and back while packets flow in both directions. Packets that cross the node side are copied
+/// once on either side; packets that bypass it are copied once from the change on.
 fn a_bypass_changes_the_side_and_its_end_changes_it_back(mode: AttachMode) {
     let Node { web, db, lab } = &Node::bridged("two-sides");
     if mode == AttachMode::Clsact {
-        // The kernel drops what the pod sends while its NIC gets its first clsact qdisc.
+        // The kernel drops the pod's packets while its NIC gets its first clsact qdisc.
         web.netns().tc("qdisc add dev eth0 clsact");
     }
     let cache = &lab.pod("cache", "br0");
@@ -92,7 +92,7 @@ fn a_bypass_changes_the_side_and_its_end_changes_it_back(mode: AttachMode) {
     agent.wait_for_log(&["what reaches the pod is seen at its NIC", "bpf_redirect_peer"]);
     drop((inside, mirror));
 
-    // Now nothing is missing: all kinds of packets, around the node's end and across it.
+    // Now nothing is missing: all kinds of packets, through the node side and around it.
     let (inside, mirror) = (Inside::of(web), Capture::start(lab.node(), MIRROR));
     talk(web, db);
     talk_in_frames(web);
@@ -108,7 +108,7 @@ fn a_bypass_changes_the_side_and_its_end_changes_it_back(mode: AttachMode) {
     let hooks = format!("  {0}/{0} in pod  ", mode.name());
     assert!(lab.agent_exit(&["status"]).stdout.contains(&hooks));
 
-    // The end of the bypass.
+    // Ends the bypass.
     drop(neighbour);
     let (inside, mirror) = (Inside::of(web), Capture::start(lab.node(), MIRROR));
     while_pinging(OFTEN, cache, web, || {
@@ -126,7 +126,7 @@ fn a_bypass_changes_the_side_and_its_end_changes_it_back(mode: AttachMode) {
     assert_eq!([lab.network_state(), web.netns().devices()], before);
 }
 
-/// A CNI that attaches its program after the tap is there, or whose mode is changed. Nobody talks, so no packet tells it.
+/// A CNI attaches its program after the tap, or its mode changes. There is no traffic, so the counters show nothing.
 fn a_known_cni_that_comes_later_is_recognised_by_its_programs(mode: AttachMode) {
     let Node { web, db, lab } = &Node::bridged("later-cni");
     let pods = PodsFile::new(lab, &[PodSpec::of(web).mirror("true"), PodSpec::of(db)]);
@@ -138,12 +138,12 @@ fn a_known_cni_that_comes_later_is_recognised_by_its_programs(mode: AttachMode) 
     agent.wait_for_log(&["what reaches the pod is seen at its NIC", "Cilium"]);
 }
 
-/// Two mirrored pods of a known CNI: no packet is missed, and one between them is copied once. A budget is one for both
-/// sides.
+/// Two mirrored pods of a known CNI: no packet is missed, and a packet between them is copied once. Both sides share
+/// one budget.
 fn a_known_cni_is_recognised_before_the_first_packet(mode: AttachMode) {
     let Node { web, db, lab } = &Node::bridged("known-cni");
     let before = [lab.network_state(), web.netns().devices()];
-    // TCX programs would run ahead of our filters.
+    // TCX programs would run before the agent's filters.
     let cilium = [(web, db), (db, web)]
         .map(|(from, to)| Neighbour::of_cilium(lab, mode, from.veth_host(), to.veth_host()));
     let both = [PodSpec::of(web).mirror("true"), PodSpec::of(db).mirror("true")];
@@ -178,7 +178,7 @@ fn a_known_cni_is_recognised_before_the_first_packet(mode: AttachMode) {
     });
     eventually(SOON, || check(mirror.frames().len() == 7, || format!("{} frames", mirror.frames().len())));
 
-    // What an agent leaves that is killed is found.
+    // `cleanup` finds everything that a killed agent leaves.
     agent.kill();
     lab.cleanup();
     assert!(lab.pins().is_empty(), "{:?}", lab.pins());
@@ -188,8 +188,8 @@ fn a_known_cni_is_recognised_before_the_first_packet(mode: AttachMode) {
     assert_eq!([lab.network_state(), web.netns().devices()], before);
 }
 
-/// What reaches a pod is seen before what leaves it: the answer to a packet that is copied is copied, too. With a known CNI
-/// the program inside the pod takes longer to load and to attach.
+/// Ingress is attached before egress, so the answer to a copied packet is copied, too. With a known CNI the program
+/// inside the pod takes longer to load and to attach.
 #[test]
 fn the_answer_to_the_first_copied_packet_is_copied() {
     let mode = AttachMode::Tcx;
@@ -224,8 +224,8 @@ fn the_answer_to_the_first_copied_packet_is_copied() {
     });
 }
 
-/// The side is pinned: it outlives the agent, and the next agent goes on there without a gap, unless it wants nothing inside
-/// pods.
+/// The side is pinned: it outlives the agent, and the next agent continues there without a gap, unless its flags forbid
+/// taps inside pods.
 fn both_sides_outlive_the_agent(mode: AttachMode) {
     let Node { web, db, lab } = &Node::bridged("sides-restart");
     let neighbour = Neighbour::behind(lab, db.veth_host(), web.veth_host());
@@ -249,7 +249,7 @@ fn both_sides_outlive_the_agent(mode: AttachMode) {
     shows(&mirror, || inside.capture.frames());
     drop((inside, mirror));
 
-    // An agent that wants nothing inside pods takes it out, and says what is missing now.
+    // An agent whose flags forbid taps inside pods detaches it, and reports what is missing now.
     agent.kill();
     let agent = Agent::run(lab, mode, &pods, &["--pod-side-taps=off"]);
     lab.wait_status(|status| are_at(status, &[web], false));

@@ -1,4 +1,5 @@
-//! Which packets of a pod are mirrored: filter, sample and snap length. All other packets are counted, and go on.
+//! Which packets of a pod are mirrored: filter, sample and snap length. All other packets are counted, and pass
+//! unchanged.
 
 use std::{collections::BTreeMap, ffi::CString};
 
@@ -63,7 +64,7 @@ fn is_our_udp(frame: &[u8]) -> bool {
     is_ipv4(frame, 17) && frame[34..38] == [0x30, 0x39, 0x30, 0x39]
 }
 
-/// All kinds of IP traffic between two pods, and some datagrams from port to port of their own.
+/// All kinds of IP traffic between two pods, and some datagrams with their own ports.
 fn talk(web: &PodNs, db: &PodNs) {
     for address in [db.v4(), db.v6()] {
         web.ping(address, 10, 56);
@@ -91,7 +92,7 @@ fn only_what_the_filter_matches_is_mirrored() {
         ("not udp port 12345", |frame| !is_our_udp(frame)),
     ];
     for (filter, matches) in phases {
-        // In place: the counters go on.
+        // The filter is changed in place: the counters continue.
         pods.write(&spec(filter));
         wait_setting(lab, web, "filter", &filter.into());
         let (inside, mirror) = (Inside::of(web), Capture::start(lab.node(), MIRROR));
@@ -155,7 +156,7 @@ fn a_broken_filter_is_told_once_and_its_pod_is_not_mirrored() {
     for part in ["WARN", FILTER, "tcp prot 80", "prot", "at byte 4"] {
         assert!(line.contains(part), "no {part:?} in {line}");
     }
-    // Whoever asks is told the same.
+    // `status` shows the same.
     let told = lab.status().notes.unwrap()["not_mirrored"].clone();
     let message = told[0]["message"].as_str().unwrap();
     assert!(message.contains("tcp prot 80") && message.contains("at byte 4"), "{message}");
@@ -167,7 +168,7 @@ fn a_broken_filter_is_told_once_and_its_pod_is_not_mirrored() {
     let table = lab.agent_exit(&["status"]).stdout;
     let row = table.lines().find(|line| line.starts_with("BadSetting")).unwrap_or_default();
     assert!(row.contains("default/web") && row.ends_with(message), "{table}");
-    // The other pod is mirrored as if nothing were wrong, also while the broken one is mended and broken again.
+    // The other pod is mirrored as if nothing were wrong, also while the broken filter is corrected and broken again.
     let (inside, mirror) = (Inside::of(db), Capture::start(lab.node(), MIRROR));
     talk(db, web);
     shows(&mirror, || inside.capture.frames());
@@ -232,7 +233,7 @@ fn is_cut(lab: &Lab, mode: AttachMode) -> bool {
 fn copies_are_cut_and_nothing_else_is(mode: AttachMode) {
     const SNAPLEN: &str = "podmirror.io/snaplen";
     let Node { web, db, lab } = &Node::bridged("snaplen");
-    // A pod whose copies stay whole, and one that it talks to.
+    // A pod whose copies stay whole, and its peer.
     lab.bridge("br1");
     let (other, peer) = (&lab.pod("other", "br1"), &lab.pod("peer", "br1"));
     let both = |web| [web, PodSpec::of(other).mirror("true")];
@@ -246,13 +247,13 @@ fn copies_are_cut_and_nothing_else_is(mode: AttachMode) {
     let (inside, whole, at_db) = (Inside::of(web), Inside::of(other), Inside::of(db));
     let mirror = Capture::start(lab.node(), MIRROR);
     for (address, other_address) in [(db.v4(), peer.v4()), (db.v6(), peer.v6())] {
-        // The bytes that arrive are compared with those that were sent.
+        // `exchange` compares the arriving bytes with the sent ones.
         Conversation::open(web, db, address).exchange(300_000);
         web.udp_echo(db, address, &[0, 100, 9000]);
         web.ping(address, 5, 1400);
         Conversation::open(other, peer, other_address).exchange(100_000);
     }
-    // What others send through the mirror interface.
+    // A frame of other software through the mirror interface.
     let strange = Frame::new([2; 6], [4; 6]).filled(1000, 1).bytes();
     lab.node().send_frame(MIRROR, &strange);
     let cut = |frames: &Frames| {
@@ -268,7 +269,7 @@ fn copies_are_cut_and_nothing_else_is(mode: AttachMode) {
     for frames in [&sent, &received] {
         assert!(frames.iter().any(|(frame, _)| frame.len() > 1514), "TCP uses super-frames");
     }
-    // The pod's own packets are at the other end as they were sent.
+    // The pod's own packets arrive at the peer as they were sent.
     let from = |frames: &Frames, pod: &PodNs| split(pod.eth0().mac, frames).0;
     let (sent_by_db, received_by_db) = at_db.stop();
     from(&received_by_db, web).same_as(&sent).unwrap();
@@ -276,7 +277,7 @@ fn copies_are_cut_and_nothing_else_is(mode: AttachMode) {
     let mut expected = Verdicts::new();
     count(&mut expected, &(sent, received), |_| "copied");
 
-    // Without the annotation: whole copies, nothing on the mirror interface, and the counters go on.
+    // Without the annotation: whole copies, no program on the mirror interface, and the counters continue.
     drop(mirror);
     pods.write(&both(plain()));
     eventually(mirror_tests::SOON, || check(!is_cut(lab, mode), || "the second stage is still there".into()));
@@ -307,7 +308,7 @@ fn a_sample_takes_whole_flows() {
     let mut expected = Verdicts::new();
     count(&mut expected, &frames, |frame| if taken(frame) { "copied" } else { "sampled_out" });
     wait_counted(lab, web, &expected);
-    // Each flow is there with all of its four packets, or not at all.
+    // Each flow is copied with all of its four packets, or not at all.
     let copies = mirror.stop();
     let (all, kept) = (flows(&frames.0.and(&frames.1)), flows(&copies));
     assert!(all.len() >= FLOWS * 9 / 10, "{} flows: ports are used again", all.len());
@@ -319,7 +320,7 @@ fn a_sample_takes_whole_flows() {
     assert!((share - 0.5).abs() < off, "{} of {} flows", kept.len(), all.len());
 }
 
-/// The number of packets of each UDP flow, by its two ends in a fixed order.
+/// The number of packets of each UDP flow, by its two endpoints in a fixed order.
 pub(crate) fn flows(frames: &Frames) -> BTreeMap<[Vec<u8>; 2], usize> {
     let mut flows = BTreeMap::new();
     for (frame, times) in frames.iter() {

@@ -1,4 +1,4 @@
-//! A pod is the target: it gets the copies at its own NIC, and its own traffic is not disturbed.
+//! A pod as the target: it gets the copies at its own NIC, and its own traffic is not disturbed.
 
 use std::{collections::BTreeMap, fs};
 
@@ -26,7 +26,7 @@ impl Scene {
 
     fn bridged(story: &str) -> Self {
         let scene = Self::new(Node::bridged(story), |lab| lab.pod("ids", "br0"));
-        // All learn where the others are. Until then, the bridge floods originals to the collector too.
+        // All pods learn each other's addresses. Until then, the bridge floods originals to the collector too.
         let Node { web, db, .. } = &scene.node;
         for (pod, other) in [(web, db), (&scene.ids, web), (&scene.ids, db)] {
             pod.ping(other.v4(), 2, 56);
@@ -48,7 +48,7 @@ impl Scene {
     }
 }
 
-/// Waits until the target's state is that.
+/// Waits until the target is up or down.
 fn wait_target(lab: &Lab, is_up: bool) -> Status {
     lab.wait_status(|status| {
         check(status.target("ids").up == is_up, || format!("the target is up: not {is_up}"))
@@ -108,8 +108,8 @@ fn a_collector_gets_every_frame_once_and_unchanged() {
     }
 }
 
-/// The collector is mirrored too: to `mirror0`, and by mistake to itself. Its own tap and the second stage of the target
-/// stand at one hook. The collector gets the beginnings of web's packets, and no packet of its own twice.
+/// The collector is mirrored too: to `mirror0`, and by mistake to itself. Its own tap and the second stage of the
+/// target are at the same hook. The collector gets the beginnings of web's packets, and no packet of its own twice.
 fn a_collector_with_a_tap_of_its_own_gets_cut_copies(mode: AttachMode) {
     let scene = &Scene::bridged("collector-tapped");
     let Scene { ids, node: Node { web, db, lab } } = scene;
@@ -132,7 +132,7 @@ fn a_collector_with_a_tap_of_its_own_gets_cut_copies(mode: AttachMode) {
     web.ping(db.v4(), 10, 1000);
     ids.ping(db.v4(), 7, 900);
 
-    // Four frames of ids and db pass only the tap of ids, and go to `mirror0` whole.
+    // Frames of ids and db pass only the tap of ids, and go to `mirror0` whole.
     eventually(SOON, || check(mirror.frames().len() == 14, || format!("{} of 14", mirror.frames().len())));
     let own = mirror.stop();
     assert!(own.iter().all(|(frame, times)| frame.len() == 14 + 20 + 8 + 900 && times == 1));
@@ -166,7 +166,7 @@ fn a_collector_with_a_tap_of_its_own_gets_cut_copies(mode: AttachMode) {
     assert_eq!(lab.pins(), Vec::<std::path::PathBuf>::new());
 }
 
-/// A count of the kernel's statistics of TCP in a namespace.
+/// A TCP counter of the kernel in a pod's namespace.
 fn tcp_statistic(pod: &PodNs, name: &str) -> u64 {
     let text = pod.netns().enter(|| fs::read_to_string("/proc/thread-self/net/netstat")).unwrap();
     let lines: Vec<&str> = text.lines().filter(|line| line.starts_with("TcpExt:")).collect();
@@ -174,8 +174,8 @@ fn tcp_statistic(pod: &PodNs, name: &str) -> u64 {
     lines[1].split(' ').nth(at).unwrap().parse().unwrap()
 }
 
-/// On a bridge the copies have addresses of the collector's own network. The collector talks to the mirrored pod itself,
-/// under load: its TCP sees no segment twice, its neighbours stay, and it can take a new IPv6 address.
+/// On a bridge the copies have addresses of the collector's own network. The collector itself talks to the mirrored
+/// pod, under load: its TCP sees no segment twice, its neighbour entries stay, and it can configure a new IPv6 address.
 #[test]
 fn a_collectors_own_traffic_is_not_disturbed() {
     let scene = &Scene::bridged("collector-quiet");
@@ -184,7 +184,7 @@ fn a_collectors_own_traffic_is_not_disturbed() {
     let _agent = Agent::run(lab, any_mode(), &pods, &TARGET);
     lab.wait_mirrored(&[web]);
     wait_target(lab, true);
-    // Without RFC 7527 the kernel would take its own question, if a copy came back, for that of another node.
+    // Without RFC 7527 the kernel would take a copy of its own neighbour solicitation for that of another node.
     for (key, value) in [("enhanced_dad", "0"), ("accept_dad", "1"), ("dad_transmits", "3")] {
         for device in ["all", "eth0"] {
             ids.netns().sysctl(&format!("ipv6/conf/{device}/{key}"), value);
@@ -228,7 +228,8 @@ fn a_collectors_own_traffic_is_not_disturbed() {
     assert_eq!(tap.total("copied") + tap.total("loop") + tap.total("congested"), tap.seen(), "{tap:?}");
 }
 
-/// The pod goes, comes back elsewhere, and its device is renamed and goes down. Copying follows, and web never notices.
+/// The pod is deleted, a new one is created, and its device is renamed and goes down. Copies follow it, and web's
+/// traffic is not affected.
 #[test]
 fn a_collector_goes_and_comes_back() {
     let scene = Scene::bridged("collector-gone");
@@ -253,7 +254,7 @@ fn a_collector_goes_and_comes_back() {
     });
     flood.go_on(200);
 
-    // The same name, another pod.
+    // A new pod with the same name.
     let ids = lab.pod("ids", "br0");
     pods.write(&[web_spec, PodSpec::of(&ids).uid("ids-2").mirror("false")]);
     lab.wait_status(|status| {
@@ -281,7 +282,7 @@ fn a_collector_goes_and_comes_back() {
     assert_eq!(status.target("ids").device, "ids-end");
     takes_copies();
 
-    // Without an agent copying goes on. A new agent without a list of pods keeps the target.
+    // Without an agent copying continues. A new agent without a list of pods keeps the target.
     agent.kill();
     takes_copies();
     pods.remove();
@@ -293,7 +294,7 @@ fn a_collector_goes_and_comes_back() {
     let status = lab.status();
     let tap = status.tap(web.veth_host());
     assert!(tap.seen() >= 2 * rounds as u64 && tap.total("target_down") >= 600, "{rounds} rounds: {tap:?}");
-    // The bridge floods what the new collector announces to all, and that is its own.
+    // The bridge floods the new collector's own announcements, which count as `loop`.
     let explained = ["copied", "target_down", "congested", "loop"].map(|verdict| tap.total(verdict));
     assert_eq!(explained.iter().sum::<u64>(), tap.seen(), "{tap:?}");
     agent.stop();
@@ -302,8 +303,8 @@ fn a_collector_goes_and_comes_back() {
     assert_eq!(lab.pins(), Vec::<std::path::PathBuf>::new());
 }
 
-/// A collector by a label, as of a DaemonSet that makes its pods again: while the old one and the new one are there, the
-/// first that can be reached gets the copies.
+/// A collector selected by a label, like a DaemonSet's pods: while the old pod and the new one exist, the first that
+/// can be reached gets the copies.
 #[test]
 fn a_collector_with_a_label_is_followed_by_the_next_one() {
     let scene = Scene::bridged("collector-label");
@@ -326,7 +327,7 @@ fn a_collector_with_a_label_is_followed_by_the_next_one() {
         inside.stop();
         collector.stop();
     };
-    // The bridge floods what it does not know, and that reaches all.
+    // The bridge floods frames to unknown addresses, which would reach all pods.
     ids.ping(web.v4(), 1, 56);
     next.ping(web.v4(), 1, 56);
     gets(&ids);

@@ -14,8 +14,8 @@ in_both_modes!(
     cleanup_leaves_nothing_of_ours,
 );
 
-/// The kernel frees a map that nobody uses after a grace period of RCU Tasks Trace, which waits for all tasks: on a busy
-/// machine more than ten seconds.
+/// The kernel frees an unused map after a grace period of RCU Tasks Trace, which waits for all tasks: on a busy machine
+/// more than ten seconds.
 const FREED: Duration = Duration::from_secs(60);
 
 /// Waits until none of these objects exists.
@@ -42,7 +42,7 @@ fn attach_mirrors_interfaces_until_ctrl_c(mode: AttachMode) {
     let mirror = Capture::start(lab.node(), MIRROR);
     web.ping(db.v4(), 10, 56);
     Conversation::open(web, db, db.v6()).exchange(100_000);
-    // What the node's end receives is what the pod has sent.
+    // What the node side receives is what the pod has sent.
     shows(&mirror, || inside[0].frames().0.and(&inside[1].frames().0));
     let [(from_web, to_web), (from_db, _)] = inside.map(Inside::stop);
     mirror.stop().same_as(&from_web.and(&from_db)).unwrap();
@@ -70,7 +70,7 @@ fn attach_to_an_interface_that_does_not_exist_fails_and_leaves_nothing() {
     assert_eq!(lab.pins(), Vec::<std::path::PathBuf>::new());
 }
 
-/// The number of our programs at the hooks of a device.
+/// The number of podmirror's programs at the hooks of a device.
 fn attachments(lab: &Lab, device: &str) -> usize {
     let filters = |hook| lab.node().tc(&format!("filter show dev {device} {hook}")).matches(" bpf ").count();
     let clsact: usize = ["ingress", "egress"]
@@ -100,7 +100,7 @@ fn an_agent_that_was_killed_is_followed_without_a_gap(mode: AttachMode) {
     assert!(!status.agent_running && status.tap(web.veth_host()).total("copied") >= 80, "{status:?}");
     for round in 0..3 {
         let agent = Agent::run(lab, mode, &pods, &[]);
-        // While it starts, and after it has.
+        // While the agent starts, and after it has started.
         ping();
         lab.wait_status(|status| check(status.agent_running, || "not running".into()));
         agent.wait_for_log(&["takes copies"]);
@@ -123,7 +123,7 @@ fn an_agent_that_was_killed_is_followed_without_a_gap(mode: AttachMode) {
     assert_eq!(tap.packets("ingress", "copied"), received.len() as u64, "{tap:?}");
     assert_eq!(tap.seen(), (sent.len() + received.len()) as u64, "{tap:?}");
 
-    // A pod that went while no agent ran is pruned by the next one.
+    // The next agent removes the tap of a pod that was deleted while no agent ran.
     pods.write(&[PodSpec::of(db).mirror("true")]);
     let _agent = Agent::run(lab, mode, &pods, &[]);
     lab.wait_mirrored(&[db]);
@@ -157,7 +157,7 @@ fn another_way_to_attach_takes_over_without_a_second_copy() {
 
 fn cleanup_leaves_nothing_of_ours(mode: AttachMode) {
     let Node { web, db, lab } = &Node::bridged("cleanup");
-    // What is like ours and is not.
+    // Devices and filters that look similar to podmirror's.
     lab.node().ip("link add other0 type veth peer name other1");
     lab.node().ip("link set other0 alias podmirrored");
     let before = lab.network_state();
@@ -166,13 +166,13 @@ fn cleanup_leaves_nothing_of_ours(mode: AttachMode) {
     lab.wait_mirrored(&[web, db]);
     web.ping(db.v4(), 3, 56);
 
-    // Not under an agent that is at work.
+    // `cleanup` refuses to run beside a running agent.
     let exit = lab.agent_exit(&["cleanup"]);
     assert_eq!(exit.code, Some(1), "{exit:?}");
     assert!(exit.stderr.contains("another mirror-agent"), "{exit:?}");
     lab.wait_mirrored(&[web, db]);
 
-    // Programs for a tap inside a pod, which there is none of, go with the agent.
+    // The programs for taps inside pods end with the agent, because no such tap exists.
     let before_end = BpfObjects::of(lab);
     agent.stop();
     let objects = BpfObjects::of(lab);
@@ -186,7 +186,7 @@ fn cleanup_leaves_nothing_of_ours(mode: AttachMode) {
     wait_gone(&objects);
     assert_eq!(lab.pins(), Vec::<std::path::PathBuf>::new());
     lab.network_is_as(&before);
-    // Nothing to do is fine too.
+    // Without anything to remove, `cleanup` succeeds too.
     lab.cleanup();
 }
 

@@ -22,7 +22,7 @@ pub(crate) fn talk(web: &PodNs, db: &PodNs) {
     for (address, back) in [(db.v4(), web.v4()), (db.v6(), web.v6())] {
         web.ping(address, 10, 56);
         db.ping(back, 10, 1400);
-        // From less than the least frame to fragments of the largest datagram.
+        // From below the minimum frame size to fragments of the largest datagram.
         web.udp_echo(db, address, &[0, 1, 22, 64, 512, 1400, 1452, 1473, 4000, 9000, 32000, 65507]);
         let conversation = Conversation::open(web, db, address);
         conversation.exchange(1);
@@ -53,7 +53,7 @@ pub(crate) fn talk_in_frames(from: &PodNs, to: &PodNs) {
     }
 }
 
-/// The bytes that the counters have: without the outer VLAN tag, which the kernel keeps beside the packet.
+/// The bytes that the counters have: without the outer VLAN tag, which the kernel keeps beside the packet data.
 fn counted_bytes(frames: &Frames) -> u64 {
     let tagged = frames.only(|frame| matches!(frame[12..14], [0x81, 0] | [0x88, 0xa8])).len();
     (frames.bytes() - 4 * tagged) as u64
@@ -150,8 +150,8 @@ fn two_mirrored_pods_on_a_bridge_are_mirrored_once(mode: AttachMode) {
 }
 
 fn two_mirrored_routed_pods_are_mirrored_once(mode: AttachMode) {
-    // The node answers for the gateway and asks for the pods: ARP, and neighbour discovery (ICMPv6 133 to 137).
-    // A multicast or other frame that a pod sends is not routed.
+    // The node answers for the gateway and solicits the pods: ARP, and neighbour discovery (ICMPv6 133 to 137). A pod's
+    // multicasts and non-IP frames are not routed.
     two_pods_are_mirrored_once(mode, Node::routed("two-routed"), |frame| match frame[12..14] {
         [0x08, 0x06] => true,
         [0x86, 0xdd] => frame[20] == 58 && (133..=137).contains(&frame[54]),
@@ -218,7 +218,7 @@ fn only_what_a_pod_sends_is_mirrored(mode: AttachMode) {
     one_direction(mode, "egress", |sent, received| (sent, received));
 }
 
-/// `choose` gets the sent and the received frames, and returns those that must be copied, and those that must not.
+/// `choose` takes the sent and the received frames, and returns those that must be copied, and those that must not.
 fn one_direction(mode: AttachMode, direction: &str, choose: fn(Frames, Frames) -> (Frames, Frames)) {
     let Node { web, db, lab } = &Node::bridged(direction);
     let pods = PodsFile::new(lab, &[PodSpec::of(web).mirror(direction)]);

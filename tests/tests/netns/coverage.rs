@@ -1,4 +1,4 @@
-//! Whether the agent tells the truth about the packets that a NIC carries and its tap does not see.
+//! Whether the agent reports correctly which packets a NIC carries and its tap does not see.
 
 use std::time::Duration;
 
@@ -10,30 +10,30 @@ use serde_json::Value;
 
 use crate::{Node, any_mode};
 
-/// An alarm takes a few readings of the counters. There is one every two seconds.
+/// An alarm takes a few readings of the counters, one every two seconds.
 pub(crate) const FEW_READINGS: Duration = Duration::from_secs(12);
-/// The end of an alarm takes 20 s of traffic that is seen.
+/// The end of an alarm takes 20 s of covered traffic.
 pub(crate) const CLEAR: Duration = Duration::from_secs(40);
 
-/// Whether the kernel counts in a pod's NIC what other software hands to it behind the node's end of its veth. Of the
-/// kernels on which the stories run, 5.10 does not.
+/// Whether the kernel's counters of a pod's NIC include packets that other software hands to it past the node side of
+/// its veth. Of the kernels on which the stories run, 5.10 does not count them.
 fn shows_redirects() -> bool {
     kernel_is_at_least(6, 1)
 }
 
-/// The state of a direction that the tap sees, and through which nothing gets around it.
+/// The state of ingress when the tap sees all of it.
 fn seen_ingress() -> &'static str {
     if shows_redirects() { "Covered" } else { "Unknown" }
 }
 
-/// What the agent knows of the coverage of the pod's `eth0`.
+/// The agent's report on the coverage of the pod's `eth0`.
 fn coverage_of(lab: &Lab, pod: &PodNs) -> Result<Value, String> {
     let nics = lab.coverage()?;
     let found = nics.iter().find(|nic| nic["device"] == pod.veth_host()).cloned();
     found.ok_or_else(|| format!("no coverage of {}: {nics:?}", pod.name()))
 }
 
-/// Waits until the pod has these states of ingress and egress, and meanwhile makes traffic.
+/// Generates traffic until the pod has these states of ingress and egress.
 #[track_caller]
 pub(crate) fn wait_states(
     lab: &Lab,
@@ -52,7 +52,7 @@ pub(crate) fn wait_states(
     })
 }
 
-/// Waits until a reading says that the tap has seen all that the NIC has carried. Nobody may talk.
+/// Waits until a reading shows that the tap has seen everything that the NIC has carried. There must be no traffic.
 #[track_caller]
 fn wait_all_seen(lab: &Lab, pod: &PodNs) {
     eventually(FEW_READINGS, || {
@@ -63,7 +63,7 @@ fn wait_all_seen(lab: &Lab, pod: &PodNs) {
     });
 }
 
-/// The reasons of the pods for which something is missing, with what can be done.
+/// The reasons of the pods that are not completely mirrored, with their remedies.
 pub(crate) fn reasons(lab: &Lab) -> Vec<(String, String)> {
     let notes = lab.status().notes.unwrap();
     let text = |note: &Value, key: &str| note[key].as_str().unwrap().to_owned();
@@ -78,7 +78,7 @@ fn series(direction: &str, state: &str) -> String {
     )
 }
 
-/// Where the tap may not see inside the pod: see `bypass`.
+/// For veths whose pods must not be tapped inside; the module `bypass` has the others.
 #[test]
 fn a_bypass_is_told_within_seconds_and_so_is_its_end() {
     let Node { web, db, lab } = &Node::bridged("bypass");
@@ -87,14 +87,14 @@ fn a_bypass_is_told_within_seconds_and_so_is_its_end() {
     lab.wait_mirrored(&[web]);
     let talk = || web.ping(db.v4(), 5, 56);
 
-    // Nobody talks: nothing is known.
+    // Without traffic the state is unknown.
     let idle = wait_states(lab, web, FEW_READINGS, ["Unknown", "Unknown"], || {});
     assert!(idle["egress"]["message"].as_str().unwrap().contains("too few packets"), "{idle}");
     wait_states(lab, web, FEW_READINGS, [seen_ingress(), "Covered"], talk);
     wait_all_seen(lab, web);
     assert_eq!(reasons(lab), []);
 
-    // The answers get to the pod around its tap.
+    // The answers reach the pod past its tap.
     let tap = || lab.status().tap(web.veth_host()).packets("ingress", "copied");
     let neighbour = Neighbour::behind(lab, db.veth_host(), web.veth_host());
     let before = tap();
@@ -120,7 +120,8 @@ fn a_bypass_is_told_within_seconds_and_so_is_its_end() {
         let table = lab.agent_exit(&["status"]).stdout;
         assert!(table.contains("\nCOVERAGE     NIC   INGRESS   SEEN/NIC"), "{table}");
     } else {
-        // This kernel does not tell, and so nothing is claimed: after many more packets than a judgement needs.
+        // This kernel does not count them, so the agent must not claim coverage: after many more packets than a
+        // judgement needs.
         eventually(FEW_READINGS, || {
             talk();
             let ingress = coverage_of(lab, web)?["ingress"].clone();
@@ -147,7 +148,7 @@ fn a_bypass_is_told_within_seconds_and_so_is_its_end() {
     agent.stop();
 }
 
-/// Lets traffic run until the agent has judged `readings` times. Fails if it raises an alarm.
+/// Runs traffic until the agent has judged `readings` times. Fails if it raises an alarm.
 #[track_caller]
 pub(crate) fn no_alarm(lab: &Lab, pods: &[&PodNs], readings: usize, traffic: impl Fn()) {
     let mut carried = Vec::new();
@@ -180,24 +181,24 @@ fn floods_super_frames_and_tags_raise_no_alarm() {
     // As fast as possible, one packet at a time.
     let flood = Flood::start(web, db);
     no_alarm(lab, &both, 4, || flood.go_on(1));
-    // An agent begins in the middle of it.
+    // An agent starts while packets flow.
     agent.stop();
     let agent = Agent::run(lab, mode, &pods, &[]);
     lab.wait_mirrored(&[web, db]);
     no_alarm(lab, &both, 3, || flood.go_on(1));
     flood.stop();
 
-    // Super-frames. Then the pod segments them itself, and the node's end puts them together again.
+    // Super-frames. Then the pod segments them itself, and the node side merges them again (GRO).
     let tcp = Conversation::open(web, db, db.v4());
     no_alarm(lab, &both, 3, || tcp.exchange(4 << 20));
     web.netns().run("ethtool -K eth0 tso off gso off");
     lab.node().run(&format!("ethtool -K {} gro on", web.veth_host()));
     no_alarm(lab, &both, 4, || tcp.exchange(1 << 20));
-    // And the node segments what the NIC does not take.
+    // And the node segments what the NIC does not accept.
     lab.node().run(&format!("ethtool -K {} tso off", db.veth_host()));
     no_alarm(lab, &both, 4, || tcp.exchange(1 << 20));
 
-    // Tags, which the NIC counts and the pod's stack drops.
+    // Tagged frames, which the NIC counts and the pod's stack drops.
     let tagged = Frame::new(db.eth0().mac, web.eth0().mac).vlan(7).filled(1000, 7).bytes();
     no_alarm(lab, &both, 4, || (0..50).for_each(|_| web.send_frame(&tagged)));
     wait_states(lab, db, FEW_READINGS, [seen_ingress(), "Covered"], talk);
@@ -205,7 +206,7 @@ fn floods_super_frames_and_tags_raise_no_alarm() {
     agent.stop();
 }
 
-/// The kernel announces no change of a TCX chain, but the NIC's counters show it, so the agent looks before its next
+/// The kernel announces no change of a TCX chain, but the NIC's counters show it, so the agent checks before its next
 /// tick.
 #[test]
 fn a_program_that_comes_first_later_is_found_by_what_is_missing() {
@@ -246,7 +247,7 @@ fn a_device_without_a_hook_and_a_filter_ahead_have_their_states() {
     agent.stop();
 }
 
-/// A mirror of one direction, a second mirror, a pod that goes: what is told is about the NICs that are tapped now.
+/// A mirror of one direction, a second mirror, a deleted pod: the report covers the NICs that are tapped now.
 #[test]
 fn coverage_follows_the_taps() {
     let Node { web, db, lab } = &Node::bridged("follows");

@@ -1,8 +1,8 @@
-//! An agent is killed between any two steps of its life. `cleanup` removes all that it has left, and the next agent mirrors
-//! as if nothing had been.
+//! An agent is killed between any two steps of its life. `cleanup` removes everything that it leaves, and the next
+//! agent mirrors correctly.
 //!
-//! A step is a system call that changes the kernel's state or the pins. The points are drawn; `MIRROR_CRASHES=all` takes
-//! every one of them.
+//! A step is a system call that changes the kernel's state or the pins. The points are chosen at random;
+//! `MIRROR_CRASHES=all` takes every one of them.
 
 mod settings;
 
@@ -26,10 +26,10 @@ in_both_modes!(an_agent_may_be_killed_at_any_step, cleanup_may_be_killed_at_any_
 
 const KILL_AT: &str = env!("CARGO_BIN_EXE_kill-at");
 const MACVLAN: &str = "macvlan mode bridge";
-/// How many points are drawn.
+/// Number of random points.
 const DRAWN: usize = 3;
 
-/// A node with a pod that has a veth, and one that has a macvlan, and whom they talk to.
+/// A node with a veth pod and a macvlan pod, each with a peer.
 struct Scene {
     veth: [PodNs; 2],
     macvlan: [PodNs; 2],
@@ -53,7 +53,8 @@ impl Scene {
         Self { pods: PodsFile::new(&lab, &[]), veth, macvlan, mode, before, lab }
     }
 
-    /// What the pods ask for, one after another; how many mirrors a pod has then, and which devices have a tap.
+    /// The successive contents of the pods file, each with the number of sessions per pod, and the devices that then
+    /// have a tap.
     fn life(&self) -> [(Vec<PodSpec>, usize, Vec<&str>); 4] {
         let web_end = self.veth[0].veth_host();
         let [web, far] = [&self.veth[0], &self.macvlan[0]].map(PodSpec::of);
@@ -74,7 +75,7 @@ impl Scene {
         ]
     }
 
-    /// An agent lives through it all, or is killed at a step. Returns how many steps it has begun.
+    /// Runs an agent through its life, or kills it at a step. Returns the number of steps that it has begun.
     fn live(&self, step: usize) -> usize {
         self.pods.write(&self.life()[0].0);
         let file = self.lab.files().join("steps");
@@ -82,7 +83,7 @@ impl Scene {
         let mut agent = Agent::run_by(&runner, &self.lab, self.mode, &self.pods, &[]);
         for (pods, sessions, expected) in self.life() {
             self.pods.write(&pods);
-            // Each system call of a traced agent waits for two turns of another process.
+            // Each system call of a traced agent needs two context switches to the tracer.
             eventually(3 * SOON, || {
                 if agent.has_ended() {
                     return Ok(());
@@ -104,7 +105,7 @@ impl Scene {
         fs::read_to_string(file).unwrap().parse().unwrap()
     }
 
-    /// Nothing of ours is left, and the pods talk.
+    /// Nothing of podmirror is left, and the pods can talk.
     #[track_caller]
     fn is_clean(&self) {
         assert!(self.lab.pins().is_empty(), "{:?}", self.lab.pins());
@@ -122,7 +123,7 @@ impl Scene {
         pods.write(&mirrored.map(|pod| PodSpec::of(pod).mirror("true")));
         let agent = Agent::run(lab, *mode, pods, &[]);
         lab.wait_taps(&self.life()[0].2);
-        // What the agent before has asked for is gone.
+        // The sessions of the killed agent no longer exist.
         lab.wait_status(|status| {
             let of = |tap: &TapStatus| (tap.sessions.len(), tap.settings["filter"].is_null());
             check(status.taps.iter().all(|tap| of(tap) == (1, true)), || format!("{:?}", status.taps))
@@ -146,12 +147,12 @@ impl Scene {
     }
 }
 
-/// The points at which something is killed, of so many.
+/// The points at which the agent is killed, out of `all` steps.
 fn points(all: usize, story: &str) -> Vec<usize> {
     if env::var("MIRROR_CRASHES").is_ok_and(|points| points == "all") {
         return (1..=all).collect();
     }
-    // One in each part, so that each part of a life has its turn.
+    // One point in each part, so that every phase of the life is tested.
     let mut random = Random::from_clock(story);
     (0..DRAWN).map(|part| part * all / DRAWN + 1 + random.below(all / DRAWN)).collect()
 }
@@ -163,7 +164,7 @@ fn an_agent_may_be_killed_at_any_step(mode: AttachMode) {
     scene.is_clean();
     for step in points(steps, "crash") {
         let begun = scene.live(step);
-        // Not each life has the same steps, so the last ones may not come.
+        // The number of steps varies between runs, so the last ones may not be reached.
         assert!(begun == step || step > steps * 3 / 4, "{begun} of {step} of {steps} steps");
         if step % 2 == 0 {
             scene.lab.cleanup();
@@ -173,8 +174,8 @@ fn an_agent_may_be_killed_at_any_step(mode: AttachMode) {
     }
 }
 
-/// An agent has taken away a tap inside a pod, and was killed before it took the exit. No tap tells of it, and the hub stays
-/// for another pod.
+/// An agent has removed a tap inside a pod, and was killed before it removed the relay device (`exit`). No tap refers
+/// to the relay device, and the relay hub stays for another pod.
 #[test]
 fn an_exit_that_a_killed_agent_has_left_goes() {
     let lab = Lab::new("left-exit");

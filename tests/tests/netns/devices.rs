@@ -1,4 +1,4 @@
-//! Copies leave through a tunnel's device that other software has made and uses, as a CNI does.
+//! Copies leave through the tunnel device of other software, for example a CNI.
 
 use mirror_tests::{Agent, AttachMode, Capture, Frames, Netns, Pinging, SOON, check, eventually};
 
@@ -17,8 +17,8 @@ const NEAR: &str = "10.98.0.1";
 const FAR: &str = "10.98.0.5";
 const FAR_MAC: &str = "02:00:00:00:98:05";
 
-/// The owner's network between the two nodes, in packets of VNI 500. The kernel gives each packet its address by a route,
-/// and the owner has a filter at the device.
+/// Sets up the owner's network between the two nodes, with VNI 500. A route gives each packet its tunnel address, and
+/// the owner has a filter at the device.
 fn overlay(near: &Netns, far: &Netns) {
     near.run(MAKE);
     near.sysctl("ipv6/conf/cni0/disable_ipv6", "1");
@@ -60,7 +60,7 @@ fn a_device_carries_copies_beside_the_packets_of_its_owner(mode: AttachMode) {
     assert_eq!(status.target("far").device, "cni0");
     assert!(!lab.devices().iter().any(|device| device.starts_with("pm-")), "no device is made");
 
-    // The owner's packets and the copies go at the same time.
+    // The owner's packets and the copies are sent at the same time.
     let (inside, copies) = (Inside::of(web), Capture::start(far, "vx4"));
     let (owner, arrived) = (Capture::start(near, "cni0"), Capture::start(far, "vx500"));
     let pinging = Pinging::start(near, FAR.parse().unwrap());
@@ -89,7 +89,7 @@ fn a_device_carries_copies_beside_the_packets_of_its_owner(mode: AttachMode) {
     assert_eq!(lab.pins(), Vec::<std::path::PathBuf>::new());
 }
 
-/// Each problem with the device is a reason of the target alone. Copying goes on when the problem is gone.
+/// Each problem with the device is a reason for this target only. Copying continues when the problem is solved.
 #[test]
 fn a_device_that_cannot_be_used_is_a_reason_until_it_can() {
     let scene = Scene::new("device-unfit", 1500);
@@ -119,7 +119,7 @@ fn a_device_that_cannot_be_used_is_a_reason_until_it_can() {
         wait_target(lab, "far", true);
         let before = counted("copied");
         eventually(SOON, || {
-            // The program at the device comes next.
+            // The program at the device is attached a little later.
             web.ping(db.v4(), 1, 56);
             check(counted("copied") > before, || "no copy".into())
         });

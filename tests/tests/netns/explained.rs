@@ -1,4 +1,4 @@
-//! `mirror-agent explain --pod`: the words about one pod, from its first annotation to its exclusion.
+//! `mirror-agent explain --pod`: its text about one pod, from the first annotation to the pod's exclusion.
 
 use mirror_tests::{Agent, Capture, Lab, PodSpec, PodsFile, SOON, check, eventually};
 
@@ -6,7 +6,7 @@ use crate::{MIRROR, Node, any_mode};
 
 const WEB: &str = "default/web";
 
-/// Waits until the words about a pod have all these parts, and returns them.
+/// Waits until the text about a pod has all these parts, and returns it.
 #[track_caller]
 fn wait_told(lab: &Lab, pod: &str, parts: &[&str]) -> String {
     eventually(SOON, || {
@@ -19,7 +19,7 @@ fn wait_told(lab: &Lab, pod: &str, parts: &[&str]) -> String {
     })
 }
 
-/// Waits until the words about the pod have each counter of its tap.
+/// Waits until the text about the pod has each counter of its tap.
 #[track_caller]
 fn wait_counters_told(lab: &Lab, device: &str) {
     eventually(SOON, || {
@@ -46,12 +46,12 @@ fn a_pod_is_explained_at_each_step_of_its_life() {
     let pods = PodsFile::new(lab, &[spec(&[]), PodSpec::of(db).mirror("false")]);
     let agent = Agent::run(lab, any_mode(), &pods, &[]);
 
-    // Nobody asks for a mirror.
+    // No mirror is requested.
     let ask = "kubectl annotate --overwrite --namespace default pod web podmirror.io/mirror=true";
     wait_told(lab, WEB, &["default/web is not mirrored.\nNo mirror is asked for: ", "(NoRequest)\n", ask]);
     wait_told(lab, "default/db", &["default/db is not mirrored.\nThe pod opts out: ", "(OptedOut)\n"]);
 
-    // An annotation asks, with a filter and a budget.
+    // An annotation requests a mirror, with a filter and a budget.
     let icmp = [("mirror", "true"), ("filter", "icmp"), ("packets", "4")];
     pods.write(&[spec(&icmp), PodSpec::of(db).mirror("false")]);
     lab.wait_mirrored(&[web]);
@@ -132,7 +132,7 @@ fn a_pod_is_explained_at_each_step_of_its_life() {
     );
     wait_counters_told(lab, device);
 
-    // The agent is stopped, and the target is up again: the mirror goes on. To ask changes nothing.
+    // The agent is stopped, and the target is up again: the mirror continues. `explain` changes nothing.
     lab.node().ip(&format!("link set {MIRROR} up"));
     lab.wait_status(|status| check(status.mirror().up, || "the mirror interface is down".into()));
     agent.stop();
@@ -148,7 +148,7 @@ fn a_pod_is_explained_at_each_step_of_its_life() {
     wait_counters_told(lab, device);
     assert_eq!((lab.network_state(), lab.pins()), before);
 
-    // The administrator leaves the namespace out, or does not let it in.
+    // The administrator excludes the namespace, or does not include it.
     let agent = Agent::run(lab, any_mode(), &pods, &["--exclude-namespaces", "default"]);
     wait_told(
         lab,

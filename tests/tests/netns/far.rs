@@ -1,4 +1,4 @@
-//! The scene of the stories about tunnels: a node, and the machine of the receiver.
+//! The scene of the stories about tunnels: a node, and the receiver's machine.
 
 use std::collections::BTreeMap;
 
@@ -12,7 +12,7 @@ pub(crate) const DEVICE: &str = "pm-vxlan4789";
 /// A tunnel to the other machine.
 pub(crate) const FAR: &str = "far=vxlan:10.9.0.5:4789/vni=77";
 
-/// A node with a cable to another machine, or with a router in between.
+/// A node that is connected with another machine, directly or through a router.
 pub(crate) struct Scene {
     pub(crate) far: Netns,
     pub(crate) router: Option<Netns>,
@@ -20,7 +20,7 @@ pub(crate) struct Scene {
 }
 
 impl Scene {
-    /// With a cable of this MTU. The pods are ports of a bridge.
+    /// A direct connection with this MTU. The pods are ports of a bridge.
     pub(crate) fn new(story: &str, mtu: u32) -> Self {
         let node = Node::bridged(story);
         let near = node.lab.node();
@@ -45,7 +45,7 @@ impl Scene {
         cable((&far, "up1"), (&router, "r1"), 1500);
         for (netns, device, own, side, to) in [(near, "up0", 1, "r0", 5), (&far, "up1", 5, "r1", 1)] {
             let way = if side == "r0" { 254 } else { 253 };
-            // A router looks for a neighbour from a link-local address.
+            // A router solicits a neighbour from a link-local address.
             router.ip(&format!("address add fe80::{way}/64 dev {side} nodad"));
             for (own, to, way, bits) in [
                 (format!("10.9.0.{own}"), format!("10.9.0.{to}"), format!("10.9.0.{way}"), 32),
@@ -61,7 +61,7 @@ impl Scene {
         Self { far, router: Some(router), node }.met()
     }
 
-    /// All learn where the others are, so that there is no other traffic.
+    /// All machines learn each other's addresses, so that there is no other traffic later.
     fn met(self) -> Self {
         let Node { web, db, lab } = &self.node;
         for address in ["10.9.0.5", "fd09::5"] {
@@ -73,12 +73,12 @@ impl Scene {
         self
     }
 
-    /// Makes a device that receives what comes through a tunnel.
+    /// Creates a device that receives the packets of a tunnel.
     pub(crate) fn receiver(&self, name: &str, kind: &str) {
         self.far.ip(&format!("link add {name} type {kind}"));
         self.far.sysctl(&format!("ipv6/conf/{name}/disable_ipv6"), "1");
         self.far.ip(&format!("link set {name} mtu 9000"));
-        // Otherwise the device puts segments together again that come one after the other (`gro_cells_receive`).
+        // Otherwise the device merges consecutive segments again (`gro_cells_receive`).
         self.far.run(&format!("ethtool -K {name} gro off"));
         self.far.ip(&format!("link set {name} up"));
     }
@@ -87,19 +87,19 @@ impl Scene {
         PodsFile::new(&self.node.lab, &[mirrored(&self.node.web, target)])
     }
 
-    /// The copies of everything that web sends and receives come out of each device at the other end, once and unchanged.
+    /// Checks that the copies of everything that web sends and receives arrive at each receiver, once and unchanged.
     /// Returns how many frames web has sent, and how many it has received.
     pub(crate) fn brings_every_frame(&self, receivers: &[&str], super_frames: bool) -> (usize, usize) {
         let Self { far, node: Node { web, db, lab }, .. } = self;
         let inside = Inside::of(web);
         let arrived: Vec<_> = receivers.iter().map(|receiver| Capture::start(far, receiver)).collect();
-        // What leaves the node is never copied again: a capture of the uplink shows other packets only.
+        // Packets that leave the node are never copied again: a capture of the uplink shows no copies.
         let uplink = Tail::start(lab, &["tail", "up0"]);
         if super_frames {
             Conversation::open(web, db, db.v4()).exchange(300_000);
         }
         web.udp_echo(db, db.v4(), &[0, 1, 1472]);
-        // The last packets of a connection come when it has been closed already. The pings are behind them.
+        // The last packets of a connection arrive after it was closed. The pings follow them.
         web.ping(db.v4(), 20, 56);
         web.ping(db.v6(), 20, 1400);
         arrived.iter().for_each(|arrived| shows(arrived, || inside.capture.frames()));
@@ -123,7 +123,7 @@ pub(crate) fn mirrored(pod: &PodNs, target: &str) -> PodSpec {
     PodSpec::of(pod).mirror("true").annotated("podmirror.io/target", target)
 }
 
-/// A pod with a mirror for each of these targets, of the target's name.
+/// A pod with a mirror for each of these targets, named as the target.
 pub(crate) fn mirrored_into<'a>(pod: &PodNs, targets: impl Iterator<Item = &'a str>) -> PodSpec {
     targets.fold(PodSpec::of(pod), |spec, name| {
         spec.annotated(&format!("podmirror.io/mirror.{name}"), "true")
@@ -136,7 +136,7 @@ pub(crate) fn unreached(status: &Status) -> String {
     status.notes.clone().unwrap_or_default()["unreached_targets"].to_string()
 }
 
-/// Waits until the target's state is that.
+/// Waits until the target is up or down.
 pub(crate) fn wait_target(lab: &Lab, name: &str, is_up: bool) -> Status {
     wait_target_of(lab, name, is_up, 1)
 }
@@ -149,12 +149,12 @@ pub(crate) fn wait_target_of(lab: &Lab, name: &str, is_up: bool, taps: usize) ->
     })
 }
 
-/// The counters that are not zero, as [`mirror_tests::SessionStatus::verdicts`] has them.
+/// The counters that are not zero, in the form of [`mirror_tests::SessionStatus::verdicts`].
 pub(crate) fn named(counts: &[(&str, usize)]) -> BTreeMap<String, u64> {
     counts.iter().map(|(name, count)| ((*name).to_owned(), *count as u64)).collect()
 }
 
-/// A machine that says nothing by itself.
+/// A machine that sends nothing by itself.
 fn machine(name: &str) -> Netns {
     let netns = Netns::new(name);
     netns.keep_quiet();

@@ -1,4 +1,4 @@
-//! The programs of filters: how one takes the place of another, who shares one, and that none is left behind.
+//! The programs of filters: replacement, sharing, and removal.
 
 mod table;
 
@@ -22,10 +22,10 @@ use crate::{Inside, MIRROR, Node, any_mode, shows};
 
 const FILTER: &str = "podmirror.io/filter";
 
-/// Where a datagram has its number.
+/// Byte range of a datagram's number.
 const NUMBER: Range<usize> = 42..50;
 
-/// A datagram from `from` to `to`, from and to this port, with this number in it.
+/// A datagram from `from` to `to` with this source and destination port and this number.
 fn datagram(from: &PodNs, to: &PodNs, port: u16, number: u64) -> Vec<u8> {
     let (from, to) = (from.eth0(), to.eth0());
     let mut frame = Frame::new(to.mac, from.mac).filled(60, 1).ipv4(from.v4, to.v4).bytes();
@@ -40,7 +40,7 @@ fn port_of(frame: &[u8]) -> u16 {
     u16::from_be_bytes([frame[34], frame[35]])
 }
 
-/// Datagrams to some ports in turn, until it is stopped or dropped.
+/// Sends datagrams to several ports in turn, until it is stopped or dropped.
 struct Flow {
     stop: Arc<AtomicBool>,
     thread: Option<thread::JoinHandle<u64>>,
@@ -61,7 +61,7 @@ impl Flow {
                     socket.send(&frame).unwrap();
                     sent += 1;
                 }
-                // Fewer packets than a capture can lose.
+                // Slow enough that a capture loses none.
                 thread::sleep(Duration::from_millis(2));
             }
             sent
@@ -69,7 +69,7 @@ impl Flow {
         Self { stop, thread: Some(thread) }
     }
 
-    /// Ends the flow, and returns how many were sent.
+    /// Ends the flow, and returns the number of sent datagrams.
     fn stop(mut self) -> u64 {
         self.stop.store(true, Ordering::Relaxed);
         self.thread.take().unwrap().join().unwrap()
@@ -82,7 +82,7 @@ impl Drop for Flow {
     }
 }
 
-/// Waits until the node has the programs of these filters alone.
+/// Waits until the node has exactly the programs of these filters.
 #[track_caller]
 fn wait_loaded(lab: &Lab, filters: &[&str]) {
     let mut wanted: Vec<u64> = filters.iter().map(|text| parse_filter(text).unwrap().hash).collect();
@@ -95,7 +95,7 @@ fn wait_loaded(lab: &Lab, filters: &[&str]) {
     });
 }
 
-/// Two narrow filters take turns. No packet that neither matches is ever copied, and none is copied or counted twice.
+/// Two narrow filters alternate. A packet that neither matches is never copied, and none is copied or counted twice.
 #[test]
 fn a_filter_is_replaced_while_packets_flow() {
     const FILTERS: [&str; 2] = ["udp port 1111", "udp port 2222"];
@@ -139,8 +139,8 @@ fn a_filter_is_replaced_while_packets_flow() {
     assert_eq!(counted["egress copied"] + counted["egress filtered"], sent_frames.len() as u64);
 }
 
-/// An agent is killed at each point between the program and the entry of the tap, and a mended compiler makes another
-/// program of the same text.
+/// An agent is killed at each point between loading a program and writing the tap's entry, and a corrected compiler
+/// makes another program of the same text.
 #[test]
 fn what_a_killed_agent_has_left_is_not_trusted() {
     const OLD: &str = "udp port 1111";
@@ -154,7 +154,7 @@ fn what_a_killed_agent_has_left_is_not_trusted() {
     agent.kill();
     let table = FilterTable::of(lab);
     let old = table.programs();
-    // A program without a session, whose hash is that of another filter; one with its hash; one without.
+    // Three programs without a session: one with the hash of another filter, one with its own hash, one without a hash.
     let hash = parse_filter(NEW).unwrap().hash;
     for (place, filter, hash) in [(70, "ip", hash), (71, NEW, hash), (72, "arp", 0)] {
         table.put(place, filter);
@@ -180,7 +180,7 @@ fn what_a_killed_agent_has_left_is_not_trusted() {
     (0..5).for_each(|_| send());
     shows(&mirror, wanted);
 
-    // As if the compiler had made another program of the same text before.
+    // As if an earlier compiler had made another program of the same text.
     agent.stop();
     send();
     let [(place, before)] = table.programs().into_iter().collect::<Vec<_>>()[..] else { unreachable!() };
@@ -192,7 +192,7 @@ fn what_a_killed_agent_has_left_is_not_trusted() {
     shows(&mirror, wanted);
     assert_eq!(wanted().len(), 7);
 
-    // And an agent that finds nothing to mend leaves everything as it is.
+    // An agent that finds no difference changes nothing.
     agent.stop();
     let before = table.programs();
     let agent = Agent::run(lab, any_mode(), &pods, &[]);
@@ -212,7 +212,7 @@ fn hundreds_of_filters_are_loaded_once_each_and_none_is_left() {
     let Node { web, db, lab } = &Node::bridged("hundreds");
     let others: Vec<PodNs> = (1..PODS).map(|number| lab.pod(&format!("pod-{number}"), "br0")).collect();
     let all: Vec<&PodNs> = std::iter::once(web).chain(&others).collect();
-    // The ports of a pod, one for each of its mirrors; the first is that of all pods.
+    // The ports of a pod, one for each of its mirrors; the first is shared by all pods.
     let ports = |pod: u16| (0..8).map(move |mirror| if mirror == 0 { 999 } else { 1000 + 8 * pod + mirror });
     let spec = |number: u16| {
         let mut spec = PodSpec::of(all[usize::from(number)]).mirror("false");
@@ -256,7 +256,7 @@ fn hundreds_of_filters_are_loaded_once_each_and_none_is_left() {
     }
     mirror.stop().same_as(&sent).unwrap();
 
-    // The filters of a pod go with it, and the shared one stays for the others.
+    // The filters of a pod are removed with it, and the shared one stays for the others.
     pods.write(&specs(2));
     loads(15);
     pods.write(&specs(1));

@@ -1,5 +1,5 @@
-//! Root inside a pod makes more devices than a pod needs, and changes them as fast as it can. Its own mirror goes on, the
-//! reason is told of that pod alone, and nobody waits for it.
+//! Root inside a pod creates more devices than a pod needs, and changes them as fast as it can. Its own mirror
+//! continues, the reason is reported for that pod only, and no other pod has to wait.
 
 use std::{
     fs,
@@ -15,12 +15,12 @@ use mirror_tests::{
 
 use crate::{MIRROR, Node, any_mode};
 
-/// More than are looked at (512), two of a pair.
+/// Pairs of devices: more devices than the agent reads (512).
 const PAIRS: usize = 300;
-/// More veths between the pod and the node than are tapped (16).
+/// More veths between the pod and the node than the agent taps (16).
 const VETHS: usize = 20;
 
-/// Runs commands of `ip`, one a line.
+/// Runs commands of `ip`, one per line.
 fn batch(lab: &Lab, netns: &Netns, lines: impl Iterator<Item = String>) -> std::process::Child {
     let file = lab.files().join(format!("{}.batch", netns.name()));
     fs::write(&file, lines.collect::<Vec<_>>().join("\n")).unwrap();
@@ -28,7 +28,7 @@ fn batch(lab: &Lab, netns: &Netns, lines: impl Iterator<Item = String>) -> std::
     ip.arg("-batch").arg(&file).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap()
 }
 
-/// The reasons that are told, by pod.
+/// The reported reasons, by pod.
 fn reasons(status: &Status) -> Vec<(String, String)> {
     let notes = status.notes.as_ref().and_then(|notes| notes["not_mirrored"].as_array().cloned());
     let word = |note: &serde_json::Value, key: &str| note[key].as_str().unwrap_or_default().to_owned();
@@ -48,7 +48,7 @@ fn a_pod_that_floods_its_namespace_keeps_its_mirror_and_delays_nobody() {
     let name = web.netns().name();
     let to_node = (0..VETHS).map(|n| format!("link add f{n} type veth peer name g{n} netns {name}"));
     assert!(batch(lab, lab.node(), to_node).wait().unwrap().success());
-    // It ends by itself.
+    // This loop ends by itself.
     let loop_of = ["link add c type veth peer name d", "link delete c"].map(str::to_owned);
     let mut churn = batch(lab, web.netns(), loop_of.into_iter().cycle().take(4_000));
     let expected = ["NetnsUnreadable", "TooManyNics"].map(|why| ("default/web".to_owned(), why.to_owned()));
@@ -81,7 +81,8 @@ fn a_pod_that_floods_its_namespace_keeps_its_mirror_and_delays_nobody() {
     agent.stop();
 }
 
-/// The NIC of a pod goes down and up 40 times a second. The agent takes a part of a CPU, and mirrors the pod afterwards.
+/// The NIC of a pod goes down and up 40 times a second. The agent uses a bounded part of a CPU, and mirrors the pod
+/// afterwards.
 #[test]
 fn a_nic_that_flaps_costs_a_part_of_a_cpu() {
     const FLAPS: u32 = 400;
@@ -108,8 +109,8 @@ fn a_nic_that_flaps_costs_a_part_of_a_cpu() {
     agent.stop();
 }
 
-/// Each namespace counts its devices from 1. So where the tap comes to, there may be devices of any small index. (A filter of
-/// clsact does not come along.)
+/// Each namespace numbers its devices from 1, so the namespace that the tap is moved to can have devices with any small
+/// index. (A clsact filter is not moved along.)
 #[test]
 fn a_tap_that_moves_away_while_no_agent_runs_copies_to_nobody() {
     let Node { web, db: _db, lab } = &Node::bridged("moved");
@@ -147,7 +148,7 @@ fn a_tap_that_moves_away_while_no_agent_runs_copies_to_nobody() {
     lab.cleanup();
 }
 
-/// Root in a pod makes so many devices that a list of them has megabytes. Neither an agent that runs nor the next one needs
+/// Root in a pod creates devices until a list of them takes megabytes. Neither a running agent nor the next one needs
 /// more memory for that.
 #[test]
 fn twenty_thousand_devices_in_a_pod_take_no_memory() {
@@ -166,7 +167,7 @@ fn twenty_thousand_devices_in_a_pod_take_no_memory() {
         let told = reasons(status);
         check(told == [("default/web".to_owned(), "NetnsUnreadable".to_owned())], || format!("{told:?}"))
     };
-    // A new NIC of the pod is an event of the node. Devices inside are none.
+    // A new veth to the pod causes an event on the node. Devices inside the pod do not.
     lab.node().ip(&format!("link add f0 type veth peer name g0 netns {}", web.netns().name()));
     lab.wait_status(is_told);
     let (_, running) = memory(agent.pid());

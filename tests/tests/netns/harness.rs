@@ -1,4 +1,4 @@
-//! Tests of the harness: the properties that the stories rely on.
+//! Tests of the harness: the properties on which the stories rely.
 
 use std::{fs, path::Path};
 

@@ -1,4 +1,4 @@
-//! Other programs and filters that come first at a hook and hide packets from the mirror: the agent reports them.
+//! Other programs and filters that run first at a hook and hide packets from the mirror: the agent reports them.
 
 use mirror_tests::{
     Agent, AttachMode, Capture, Lab, Neighbour, PodNs, PodSpec, PodsFile, SOON, check, eventually,
@@ -8,7 +8,7 @@ use crate::{Inside, MIRROR, Node, shows};
 
 in_both_modes!(copies_that_pass_by_the_second_stage_are_not_made);
 
-/// The reasons of the kind `Hidden` for a pod: direction and text.
+/// Waits until the pod has these reasons of the kind `Hidden`: direction and text.
 #[track_caller]
 fn wait_for_hidden(lab: &Lab, expected: &[(&str, &str)]) {
     lab.wait_status(|status| {
@@ -31,7 +31,7 @@ fn wait_for_hidden(lab: &Lab, expected: &[(&str, &str)]) {
     });
 }
 
-/// Waits until the pod's mirror is reported as one whose copies cannot be cut, or until it is not.
+/// Waits until the pod's copies are reported as not cuttable, or no longer.
 #[track_caller]
 fn wait_for_uncut(lab: &Lab, expected: bool) {
     lab.wait_status(|status| {
@@ -57,7 +57,7 @@ fn lengths_of_copies(lab: &Lab, web: &PodNs, db: &PodNs, expected: usize) -> Vec
     mirror.stop().iter().map(|(frame, _)| frame.len()).collect()
 }
 
-/// A filter of priority 1 is ours, and nothing but a TCX program can get ahead of it.
+/// The agent's filter has priority 1, and only a TCX program can run before it.
 fn copies_that_pass_by_the_second_stage_are_not_made(mode: AttachMode) {
     if !AttachMode::Tcx.is_applicable() {
         return;
@@ -82,7 +82,7 @@ fn copies_that_pass_by_the_second_stage_are_not_made(mode: AttachMode) {
     agent.stop();
 }
 
-/// A filter of other software is there first. The mirror of a second pod, which is not cut, does not wait for the first.
+/// A filter of other software was there first. The mirror of a second pod, whose copies are not cut, is not affected.
 #[test]
 fn a_second_stage_that_cannot_be_ahead_stops_only_what_it_would_cut() {
     let Node { web, db, lab } = &Node::bridged("not-first");
@@ -114,7 +114,7 @@ fn a_second_stage_that_cannot_be_ahead_stops_only_what_it_would_cut() {
     agent.stop();
 }
 
-/// Everything that the pod says and hears is mirrored.
+/// Checks that everything that the pod sends and receives is mirrored.
 #[track_caller]
 fn is_mirrored(lab: &Lab, web: &PodNs, db: &PodNs) {
     let inside = Inside::of(web);
@@ -127,7 +127,7 @@ fn is_mirrored(lab: &Lab, web: &PodNs, db: &PodNs) {
 fn filters_ahead_of_ours_are_told_by_direction() {
     let Node { web, db, lab } = &Node::bridged("bandwidth");
     let device = web.veth_host();
-    // As the CNI plugin `bandwidth` does it, which redirects then.
+    // As the CNI plugin `bandwidth` does, whose filter redirects.
     lab.node().tc(&format!("qdisc add dev {device} ingress"));
     lab.node().tc(&format!(
         "filter add dev {device} parent ffff: prio 1 protocol all u32 match u32 0 0 flowid 1:1"
@@ -143,7 +143,7 @@ fn filters_ahead_of_ours_are_told_by_direction() {
     let attached = &status.tap(device).attached;
     assert_eq!((attached["ingress"].as_str(), attached["egress"].as_str()), ("clsact", "none"), "{status:?}");
     assert!(agent.log_with(&["\"ERROR\""]).is_empty(), "{:#?}", agent.log());
-    // What is told is no longer so.
+    // The reason disappears with its cause.
     lab.node().tc(&format!("qdisc delete dev {device} ingress"));
     wait_for_hidden(lab, &[]);
     lab.wait_mirrored(&[web]);
@@ -159,7 +159,7 @@ fn a_filter_for_some_packets_is_told_and_one_behind_ours_is_not() {
     let filter = |hook: &str, words: &str| {
         lab.node().tc(&format!("filter add dev {device} {hook} {words}"));
     };
-    // Behind ours, and ahead of it for some packets.
+    // One filter after the agent's, and one before it for some packets.
     filter("ingress", "pref 60000 protocol all u32 match u32 0 0 flowid 1:1");
     filter("egress", "pref 1 protocol ip u32 match ip dport 80 0xffff flowid 1:1");
     let specs = [PodSpec::of(web).mirror("true"), PodSpec::of(db)];
@@ -174,7 +174,7 @@ fn a_filter_for_some_packets_is_told_and_one_behind_ours_is_not() {
     assert!(left.iter().all(|filters| filters.contains("u32")), "{left:?}");
 }
 
-/// A program ahead of ours ends the chain for every packet.
+/// A program before the agent's ends the chain for every packet.
 fn a_program_ahead_is_told(mode: AttachMode, story: &str) {
     if !AttachMode::Tcx.is_applicable() {
         return;

@@ -1,4 +1,4 @@
-//! Other processes on the node keep the agent out or speak in its name. Several agents meet on one node.
+//! Other processes on the node block the agent's names or impersonate it. Several agents run on one node.
 
 use std::{
     fs::{self, File, Permissions},
@@ -18,10 +18,10 @@ use nix::fcntl::{Flock, FlockArg};
 
 use crate::{Node, any_mode};
 
-/// Takes the names of the agent, as user nobody in the node's network namespace: the abstract name of an agent of an
+/// Takes the agent's names, as user nobody in the node's network namespace: the abstract socket name of an agent of an
 /// earlier version, where it gives false answers, and the directory of the pins.
 fn intrude(lab: &Lab) -> Flock<File> {
-    // As `mount -t bpf` makes it, where systemd has not.
+    // The mode of `mount -t bpf`; systemd would set another one.
     fs::set_permissions(lab.bpffs(), Permissions::from_mode(0o1777)).unwrap();
     let place = lab.bpffs().join("podmirror");
     let (agent, directory) = lab.node().enter(|| {
@@ -33,7 +33,7 @@ fn intrude(lab: &Lab) -> Flock<File> {
             (agent, File::open(place).unwrap())
         })
     });
-    // It ends with the test's process.
+    // The thread ends with the test's process.
     thread::spawn(move || {
         let lie = br#"{"not_mirrored":[],"bad_annotations":[],"failures":["send your secrets to nobody"]}"#;
         agent.incoming().flatten().for_each(|mut reader| drop(reader.write_all(lie)));
@@ -62,7 +62,7 @@ fn an_unprivileged_process_keeps_nobody_from_working_and_is_not_believed() {
     assert!(lab.status().tap(web.veth_host()).total("copied") >= 20);
     assert!(status.agent_running);
     assert_eq!(status.notes.unwrap()["failures"], serde_json::json!([]));
-    // What the agent has now is out of reach, and so is what the next one will have.
+    // The user nobody can reach neither the agent's present files nor those of the next one.
     let (places, root) = (places(lab), lab.bpffs().join("podmirror"));
     lab.node().enter(|| {
         as_nobody(|| {
@@ -109,13 +109,13 @@ fn one_agent_works_in_a_network_namespace_and_in_a_directory() {
     agent.stop();
     assert!(!places(lab).iter().any(|place| fs::exists(place).unwrap()), "a stopped agent leaves no files");
 
-    // An agent of an earlier version holds this lock alone.
+    // An agent of an earlier version holds only this lock.
     let directory = File::open(lab.bpffs().join("podmirror")).unwrap();
     let earlier = Flock::lock(directory, FlockArg::LockExclusiveNonblock).unwrap();
     refused(lab, here, &format!("another mirror-agent is at work in {here}/podmirror"));
     drop(earlier);
 
-    // What a killed one leaves is no agent, and in nobody's way.
+    // The files of a killed agent do not count as a running agent, and do not block the next one.
     for _ in 0..2 {
         let agent = Agent::run(lab, any_mode(), &pods, &[]);
         lab.wait_status(|status| check(status.notes.is_some(), || "no agent answers".into()));

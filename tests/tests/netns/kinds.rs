@@ -1,4 +1,4 @@
-//! The kinds of tunnels that not every kernel has: GENEVE, GRE and ERSPAN. Those of the guests have all.
+//! Tunnel types that not every kernel has: GENEVE, GRE and ERSPAN. The guests' kernels have all of them.
 
 use mirror_tests::{Agent, Capture, Frame, Lab, OneCpu, PodsFile};
 
@@ -8,7 +8,7 @@ use crate::{
     shows,
 };
 
-/// A name, the target, and the receiver at the other end.
+/// A name, the target, and the receiver at the other machine.
 const KINDS: [[&str; 3]; 7] = [
     ["k1", "geneve:10.9.0.5:6081/vni=77/identity=true", "geneve id 77 remote 10.9.0.1 dstport 6081"],
     ["k2", "geneve:[fd09::5]:6081/vni=78", "geneve id 78 remote fd09::1 dstport 6081"],
@@ -23,7 +23,7 @@ const KINDS: [[&str; 3]; 7] = [
     ["k7", "erspan:fd09::5/session=6", "ip6erspan seq key 6 local fd09::5 remote fd09::1 erspan_ver 1"],
 ];
 
-/// The stories are for the kernels that have all kinds.
+/// The stories run only on kernels with all types.
 fn has_all_kinds() -> bool {
     let lab = Lab::new("kinds-probe");
     let has = ["geneve", "gretap", "ip6gretap"].iter().all(|kind| lab.node().has_link_kind(kind));
@@ -34,7 +34,7 @@ fn has_all_kinds() -> bool {
     has
 }
 
-/// The stories about a routed way, see `underlays`.
+/// The stories about a routed underlay, see `underlays`.
 mod underlay {
     use crate::underlays::{
         OTHERS, Way, a_narrow_way_is_learned, frames_are_treated_as_told, super_frames_are_segmented,
@@ -67,7 +67,7 @@ fn each_kind_brings_every_frame_once_and_unchanged() {
     brings_every_frame("kinds", &OWN, |_| String::new());
 }
 
-/// Devices of other software, of each kind.
+/// Devices of other software, one of each type.
 #[test]
 fn each_kind_takes_a_device_of_other_software() {
     const DEVICES: [&str; 5] = ["gn0", "gt4", "gt6", "es4", "es6"];
@@ -75,7 +75,7 @@ fn each_kind_takes_a_device_of_other_software() {
     brings_every_frame("kinds-devices", &DEVICES, |kind| format!("/device={}", DEVICES[DEVICE[kind]]));
 }
 
-/// The devices that the agent makes.
+/// The devices that the agent creates.
 const OWN: [&str; 5] = ["pm-geneve6081", "pm-gre4", "pm-gre6", "pm-erspan4", "pm-erspan6"];
 
 /// Mirrors one pod into all of them at once. `option`: a further option of each target.
@@ -94,8 +94,8 @@ fn start(scene: &Scene, option: impl Fn(usize) -> String) -> Agent {
     agent
 }
 
-/// The kernel's device for GRE over IPv6 drops a packet without a source address, as of duplicate address detection. All
-/// other kinds bring it.
+/// The kernel's device for GRE over IPv6 drops a packet without a source address, for example of duplicate address
+/// detection. All other types carry it.
 #[test]
 fn gre_over_ipv6_alone_drops_packets_without_a_source_address() {
     if !has_all_kinds() {
@@ -122,7 +122,7 @@ fn gre_over_ipv6_alone_drops_packets_without_a_source_address() {
     lab.cleanup();
 }
 
-/// One pod is mirrored into all of them at once. A GENEVE option says the session and the direction of each copy.
+/// One pod is mirrored into all of them at once. A GENEVE option carries the session and the direction of each copy.
 fn brings_every_frame(story: &str, devices: &[&str; 5], option: impl Fn(usize) -> String) {
     if !has_all_kinds() {
         return;
@@ -130,7 +130,7 @@ fn brings_every_frame(story: &str, devices: &[&str; 5], option: impl Fn(usize) -
     let _in_order = OneCpu::of_this_thread();
     let scene = Scene::new(story, 9000);
     let Scene { far, node: Node { web, db, lab }, .. } = &scene;
-    // Some kinds finish an unfinished checksum, others leave that to the receiver.
+    // Some types complete a partial checksum, others leave that to the receiver.
     for pod in [web, db] {
         pod.netns().run("ethtool -K eth0 tx off");
     }
@@ -147,7 +147,7 @@ fn brings_every_frame(story: &str, devices: &[&str; 5], option: impl Fn(usize) -
     let before = lab.network_state();
     let agent = start(&scene, option);
     for device in devices {
-        // A copy in a queue would get the address of a later copy.
+        // A queued copy would get the address of a later copy.
         assert!(lab.node().tc(&format!("qdisc show dev {device} root")).contains("noqueue"), "{device}");
     }
     let serial = lab.status().tap(web.veth_host()).session("k1").serial;
@@ -157,7 +157,7 @@ fn brings_every_frame(story: &str, devices: &[&str; 5], option: impl Fn(usize) -
     let mut directions = [0; 3];
     let is_geneve = |frame: &[u8]| frame[12..14] == [8, 0] && frame[36..38] == 6081_u16.to_be_bytes();
     for (frame, times) in cable.stop().only(is_geneve).iter() {
-        // Behind Ethernet, IPv4, UDP, and 8 bytes of GENEVE.
+        // After Ethernet, IPv4, UDP, and 8 bytes of GENEVE.
         let option = &frame[50..62];
         assert_eq!((&option[..4], &option[4..8]), (&[0xff, 0x70, 1, 2][..], &serial.to_be_bytes()[..]));
         directions[usize::from(option[8])] += times;

@@ -1,6 +1,6 @@
 //! Rates and budgets, tested with floods from both sides on all CPUs.
 //!
-//! The counters of the devices count a flood, because a capture would lose packets.
+//! The counters of the devices measure a flood, because a capture would lose packets.
 
 use std::time::{Duration, Instant};
 
@@ -8,7 +8,7 @@ use mirror_tests::{Agent, Capture, Flood, Lab, PodNs, PodSpec, PodsFile, SOON, S
 
 use crate::{MIRROR, Node, any_mode, mirror_iface::packets, with_qdisc};
 
-/// A pod with these annotations, without `podmirror.io/`.
+/// A pod with these annotations, given without the prefix `podmirror.io/`.
 fn chosen(pod: &PodNs, settings: &[(&str, &str)]) -> PodSpec {
     settings.iter().fold(PodSpec::of(pod).mirror("true"), |spec, (key, value)| {
         spec.annotated(&format!("podmirror.io/{key}"), value)
@@ -53,7 +53,7 @@ fn sixty_pings_in_a_flood_are_all_mirrored() {
     let before = packets(lab, web.veth_host());
     let floods = Floods::between(web, db);
     floods.go_on(100);
-    // 40 requests and answers a second, below the limit.
+    // 40 requests and answers per second, below the limit.
     web.ping_every(Duration::from_millis(50), db.v4(), 60, 56);
     floods.go_on(100);
     let rounds = floods.stop();
@@ -96,7 +96,7 @@ fn a_budget_of_packets_is_exact() {
     assert_eq!(mirror.frames().len(), 100);
     agent.wait_for_log(&["has ended", "\"packets\"", "default/web"]);
 
-    // Ended it stays, over a restart too, also where the node has other defaults then.
+    // The mirror stays ended, also after a restart of the agent with other defaults.
     agent.stop();
     let defaults = ["--rate", "1Mpps", "--duration", "1h", "--packets", "1000", "--snaplen", "128"];
     let agent = Agent::run(lab, any_mode(), &pods, &defaults);
@@ -108,7 +108,7 @@ fn a_budget_of_packets_is_exact() {
     assert_eq!(counted(&status), (100, passed));
     assert_eq!(mirror.frames().len(), 100);
 
-    // Another budget begins anew, and the counters go on.
+    // A changed budget begins again, and the counters continue.
     pods.write(&[chosen(web, &[("packets", "30")])]);
     wait_ended(lab, web, None);
     web.ping(db.v4(), 10, 56);
@@ -155,7 +155,7 @@ fn a_budget_of_time_ends_within_a_second() {
     pods.write(&[chosen(web, &[("duration", "2s")])]);
     agent.wait_for_taps(1);
     let latest = Instant::now();
-    // Every look takes its time; so what it shows was so after it had begun, and before it was over.
+    // A status request takes time; its result holds for some moment between its begin and its end.
     let mut running = Instant::now();
     let status = eventually(SOON, || {
         let begun = Instant::now();
@@ -196,8 +196,8 @@ fn flooded_at(lab: &Lab, web: &PodNs, db: &PodNs, rate: f64, bursts: f64) -> Sta
     let status = lab.status();
     let sum = |verdict| status.taps.iter().map(|tap| tap.total(verdict)).sum::<u64>();
     let (copied, limited) = (sum("copied"), sum("limited"));
-    // No more than the rate, what was saved up, and a packet of each meter. And not much less: a busy machine stops the flood
-    // for longer than a burst now and then, and what is not used then is lost.
+    // Upper bound: the rate, the saved bursts, and one packet per meter. The lower bound is not much less: a busy
+    // machine sometimes stops the flood for longer than a burst, and the rate that is not used then is lost.
     let most = rate * longest.as_secs_f64() + bursts * rate * 0.05 + 3.0;
     let least = 0.75 * rate * flooded.as_secs_f64();
     assert!((least..=most).contains(&(copied as f64)), "{copied} copies, not {least:.0} to {most:.0}");
@@ -216,7 +216,7 @@ fn a_budget_goes_on_exactly_while_another_changes() {
     lab.wait_mirrored(&[web]);
     let floods = Floods::between(web, db);
     let mut changes = 0;
-    // Long before the end: a change after it would begin anew.
+    // Well before the end: a budget that is changed after it has ended begins again.
     while lab.status().tap(web.veth_host()).total("copied") < PACKETS / 2 {
         changes += 1;
         pods.write(&with(1 + changes));
@@ -247,7 +247,7 @@ fn a_rate_is_kept_under_a_flood_from_both_sides() {
     assert_eq!(tap.seen(), tap.total("copied") + tap.total("limited"), "{tap:?}");
 }
 
-/// A packet that was copied at one rate is paid for at the next one.
+/// A packet that was copied at one rate leaves no debt at the next rate.
 #[test]
 fn a_raised_rate_copies_at_once() {
     let Node { web, db, lab } = &Node::bridged("raised");
@@ -326,7 +326,7 @@ fn a_flood_takes_no_other_pods_share() {
     lab.wait_mirrored(&[web, db, quiet]);
     let floods = Floods::between(web, db);
     floods.go_on(1000);
-    // 40 packets a second, of a share of 200.
+    // 40 packets per second, of a share of 200.
     quiet.ping_every(Duration::from_millis(50), db.v4(), 60, 56);
     floods.go_on(100);
     floods.stop();
@@ -334,13 +334,13 @@ fn a_flood_takes_no_other_pods_share() {
     let tap = status.tap(quiet.veth_host());
     assert_eq!((tap.total("limited"), tap.total("failed")), (0, 0), "{tap:?}");
     assert!(tap.packets("egress", "copied") >= 60, "{tap:?}");
-    // An answer that left db within its share was copied there.
+    // An answer that db has sent within its share was copied there.
     assert!(tap.packets("ingress", "copied") + tap.packets("ingress", "duplicate") >= 60, "{tap:?}");
     let flooded: u64 = [web, db].map(|pod| status.tap(pod.veth_host()).total("limited")).iter().sum();
     assert!(flooded > 1000, "no flood: {status:?}");
 }
 
-/// A budget belongs to the session: if the node's device gets another name, the budget does not start again.
+/// A budget belongs to the session: renaming the node's device does not restart it.
 #[test]
 fn an_ended_budget_stays_ended_under_another_name_of_the_device() {
     let Node { web, db, lab } = &Node::bridged("renamed");
@@ -354,7 +354,7 @@ fn an_ended_budget_stays_ended_under_another_name_of_the_device() {
         lab.node().ip(&format!("link set {device} {command}"));
     }
     lab.node().ip("link set renamed0 up");
-    // A bridge forwards when it hears of the carrier, which the kernel tells up to a second later.
+    // A bridge forwards when it learns of the carrier, which the kernel reports up to a second later.
     eventually(SOON, || {
         let port = lab.node().ip("-d link show renamed0");
         check(port.contains("state forwarding"), || format!("not forwarding: {port}"))

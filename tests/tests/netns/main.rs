@@ -1,7 +1,7 @@
 //! Stories of the built agent on a node with pods: the actions of users, and their effects.
 //!
-//! Stories whose outcome can depend on the way to attach run once for each way: those about hooks and the programs of
-//! others there, about what passes which hook, and about what an agent leaves behind. On kernels without TCX (older than
+//! Stories whose outcome can depend on the attach mode run once for each mode: those about hooks and other programs at
+//! them, about which packets pass which hook, and about what an agent leaves behind. On kernels without TCX (older than
 //! 6.6), the stories in the modules `tcx` do nothing. All other stories run once, with [`any_mode`].
 #![expect(clippy::unwrap_used, reason = "tests")]
 #![expect(clippy::print_stderr, reason = "tells which stories do not apply")]
@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use mirror_tests::{AttachMode, Capture, Frames, Lab, MIRROR, Mac, PodNs, eventually};
 
-/// Makes a test of each story and each way to attach.
+/// Makes a test of each story and each attach mode.
 macro_rules! in_both_modes {
     ($($story:ident),+ $(,)?) => {
         mod tcx {
@@ -77,7 +77,7 @@ fn in_mode(mode: AttachMode, story: fn(AttachMode)) {
     }
 }
 
-/// The way to attach for stories that do not depend on it.
+/// The attach mode for stories that do not depend on it.
 fn any_mode() -> AttachMode {
     if AttachMode::Tcx.is_applicable() { AttachMode::Tcx } else { AttachMode::Clsact }
 }

@@ -1,4 +1,5 @@
-//! The mirror interface is made or exists, is refused, down, gone or renamed. The pods' packets are not disturbed.
+//! The mirror interface is created or already exists, is refused, down, deleted or renamed. The pods' packets are not
+//! disturbed.
 
 use mirror_tests::{Agent, Capture, Flood, Frames, Lab, PodSpec, PodsFile, SOON, Status, check, eventually};
 
@@ -33,7 +34,7 @@ fn a_missing_mirror_interface_is_made_and_says_nothing() {
     assert!(kind == "dummy" || agent.log_with(&["no dummy driver"]).len() == 1, "{kind}");
     assert_eq!((made["mtu"].as_u64(), made["ifalias"].as_str()), (Some(65535), Some("podmirror")));
     assert!(made["flags"].as_array().unwrap().contains(&"NOARP".into()), "{made}");
-    // Nothing but copies, also on the other end of a stand-in.
+    // Only copies may appear, also on the other end of a veth that replaces a dummy device.
     let captures: Vec<Capture> = lab
         .devices()
         .iter()
@@ -87,7 +88,7 @@ fn a_device_that_exists_is_used_and_left_as_it_is() {
     assert_eq!(settings(lab), used, "still there, and as it was");
 }
 
-/// A device that takes a copy and drops it need not say so at once, but counts it.
+/// A device that accepts a copy and drops it later need not return an error, but counts the drop.
 #[test]
 fn what_the_mirror_interface_drops_is_told() {
     let Node { web, db, lab } = &Node::bridged("dropping");
@@ -113,7 +114,7 @@ fn what_the_mirror_interface_drops_is_told() {
     let status = lab.status();
     assert_eq!(all.len() - that_fit(&all).len(), 6, "three pings of 1000 bytes and their answers");
     assert_eq!(told(&status), (Some(6), 6.0));
-    // Newer kernels say at once that a veth has dropped a copy.
+    // Newer kernels return an error when a veth drops a copy.
     let tap = status.tap(web.veth_host());
     let counted = (tap.total("copied"), tap.total("congested"));
     let dropped = if counted.1 == 0 { 0 } else { 6 };
@@ -136,7 +137,7 @@ fn a_made_mirror_interface_is_recognised_after_a_restart() {
     let _agent = Agent::run(lab, any_mode(), &pods, &[]);
     let status = lab.wait_status(|status| check(status.agent_running, || "not running".into()));
     assert_eq!(status.mirror().ifindex, ifindex);
-    // Ours still: made again when it is deleted.
+    // The agent knows the device as its own, and creates it again when it is deleted.
     lab.node().ip(&format!("link delete {MIRROR}"));
     lab.wait_status(|status| {
         let again = status.mirror().up && status.mirror().ifindex != ifindex;
@@ -172,7 +173,7 @@ fn devices_that_would_bring_copies_back_are_refused() {
     }
 }
 
-/// Lets a pod send as fast as it can while `disturb` changes the mirror interface. Checks that every datagram came
+/// Makes a pod send as fast as it can while `disturb` changes the mirror interface. Checks that every datagram came
 /// back, and that every packet is counted once.
 fn under_load(story: &str, disturb: impl Fn(&Lab, &Flood)) -> Status {
     let Node { web, db, lab } = &Node::bridged(story);
@@ -245,7 +246,7 @@ fn no_packet_is_lost_while_the_mirror_interface_is_deleted() {
         });
         copies_go_on(lab, &flood, MIRROR);
     }
-    // Without the agent nobody makes it again.
+    // Without an agent it is not created again.
     agent.kill();
     lab.node().ip(&format!("link delete {MIRROR}"));
     flood.go_on(300);
@@ -278,7 +279,7 @@ fn no_packet_is_lost_while_the_mirror_interface_is_renamed() {
     let status = lab
         .wait_status(|status| check(status.mirror().ifindex.is_none(), || "the name is still known".into()));
     assert!(!status.mirror().up);
-    // It is not the mirror interface any more, whatever its index: nothing is copied to it.
+    // A renamed device is no longer the mirror interface, although its index is the same: nothing is copied to it.
     let before_other = packets(lab, "other");
     flood.go_on(300);
     assert_eq!(packets(lab, "other"), before_other);
@@ -306,8 +307,9 @@ fn no_packet_is_lost_while_the_mirror_interface_goes_down_without_an_agent() {
     });
 }
 
-/// Root in a pod can give its NICs our alias. The kernel moves a physical NIC to the node when the pod ends, and the CNI
-/// plugin host-device does so with others. A bridge stands for these: no pod's end takes it away.
+/// Root in a pod can give its NICs the agent's alias. The kernel moves a physical NIC to the node when the pod ends,
+/// and the CNI plugin host-device does so with others. The story uses a bridge instead, because it is not deleted with
+/// a pod.
 #[test]
 fn devices_of_others_with_our_alias_stay_and_keep_nobody_from_working() {
     let Node { web, db, lab } = &Node::bridged("alias");

@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use crate::{Inside, MIRROR, Node, any_mode, shows};
 
-/// An Ethernet frame that carries ICMP over IPv4.
+/// Whether this is an Ethernet frame with ICMP over IPv4.
 fn is_icmp(frame: &[u8]) -> bool {
     frame[12..14] == [8, 0] && frame[23] == 1
 }
@@ -77,7 +77,7 @@ fn each_mirror_of_a_pod_gets_its_own_packets() {
     assert!(!devices.contains(&"ids0".to_owned()) && !devices.contains(&MIRROR.to_owned()), "{devices:?}");
 }
 
-/// The IDS gets the packets of both NICs. The engineer asks for the second NIC, and for one that comes later.
+/// The IDS gets the packets of both NICs. The engineer selects the second NIC, and one that is added later.
 #[test]
 fn a_mirror_gets_the_nics_that_it_names() {
     let Node { mut web, mut db, lab } = Node::bridged("named-nics");

@@ -1,4 +1,4 @@
-//! Other programs at the same hooks: we do not disturb them, and they do not disturb us.
+//! Other programs at the same hooks: they and podmirror's programs do not disturb each other.
 
 use mirror_tests::{Agent, AttachMode, BpfObjects, Capture, Lab, Neighbour, PodSpec, PodsFile, check};
 
@@ -12,7 +12,7 @@ fn other_filters_live_beside_ours(mode: AttachMode) {
     let Node { web, db, lab } = &Node::bridged("filters");
     let device = web.veth_host();
     lab.node().tc(&format!("qdisc add dev {device} clsact"));
-    // Ahead of ours and behind it, and at the end one that accepts everything.
+    // One before the agent's filter, and one after it that accepts everything.
     let neighbours = [1, 60000].map(|priority| Neighbour::attach_clsact(lab, device, priority));
     for hook in HOOKS {
         lab.node().tc(&format!(
@@ -40,7 +40,8 @@ fn other_filters_live_beside_ours(mode: AttachMode) {
     assert_eq!([0, 2].map(|index| counts(0)[index] - start[index]), [20; 2]);
 }
 
-/// Attaches another TCX program before or after our agent starts, ahead of our program or behind it.
+/// Attaches another TCX program before or after the agent starts, ahead of the agent's program or after it in the
+/// chain.
 fn another_tcx_program(story: &str, attach: fn(&Lab, &str) -> Neighbour, comes_first: bool) {
     let Node { web, db, lab } = &Node::bridged(story);
     let device = web.veth_host();
@@ -95,7 +96,7 @@ fn filters_that_somebody_removes_are_attached_again() {
     assert!(lab.status().tap(web.veth_host()).total("copied") >= copied + 20);
 }
 
-/// No event tells of it, and nothing passes that could be missing.
+/// The kernel sends no event, and no packet passes that could be missing.
 #[test]
 fn links_that_somebody_detaches_are_attached_again() {
     if !AttachMode::Tcx.is_applicable() {

@@ -1,6 +1,6 @@
-//! Namespaces in pods: a pod with a user namespace of its own, and a container with a network of its own inside a pod.
+//! Namespaces in pods: a pod with its own user namespace, and a container with its own network inside a pod.
 //!
-//! `processes` has how the namespace of a pod is found where its processes are in several.
+//! The module `processes` tests how the agent finds a pod's namespace if its processes are in several.
 
 use std::{
     io::{BufRead as _, BufReader},
@@ -21,7 +21,7 @@ struct Root(Child);
 impl Root {
     fn start() -> Self {
         let mut command = Command::new("unshare");
-        // It ends when this test process has ended, however that ends.
+        // The process ends when this test process ends, however that happens.
         let script = "echo ready; exec tail --follow /dev/null --pid $PPID >/dev/null";
         command.args(["--user", "--map-root-user", "--net", "sh", "-c", script]);
         let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
@@ -31,7 +31,7 @@ impl Root {
         Self(child)
     }
 
-    /// Whether it can do this.
+    /// Whether this command succeeds in the process's namespaces.
     fn can(&self, line: &str) -> bool {
         let pid = self.0.id().to_string();
         let mut command = Command::new("nsenter");
@@ -48,8 +48,8 @@ impl Drop for Root {
 
 in_both_modes!(a_pod_with_a_user_namespace_is_mirrored);
 
-/// Each packet is mirrored once; the exit that root of the pod takes away comes back, and so do our filters. It
-/// cannot remove our links.
+/// Each packet is mirrored once. If root of the pod removes the relay device (`exit`) or the agent's filters, they are
+/// restored. It cannot remove the agent's links.
 fn a_pod_with_a_user_namespace_is_mirrored(mode: AttachMode) {
     if !AttachMode::Tcx.is_applicable() {
         eprintln!("not applicable: the guest of Linux 5.10 makes no user namespaces");
@@ -85,7 +85,7 @@ fn a_pod_with_a_user_namespace_is_mirrored(mode: AttachMode) {
         assert!(root.can("tc qdisc add dev eth0 clsact") && root.can("tc qdisc delete dev eth0 clsact"));
     }
     are_mirrored();
-    // Each exit has an address of its own.
+    // Each relay device has its own MAC address.
     let exit = || String::from_utf8(web.netns().try_run("ip -o link show podmirror").stdout).unwrap();
     let before = exit();
     assert!(root.can("ip link delete podmirror"));
@@ -102,8 +102,8 @@ fn a_pod_with_a_user_namespace_is_mirrored(mode: AttachMode) {
     assert!(!has_exit(&web) && lab.pins().is_empty(), "{:?}", lab.pins());
 }
 
-/// The packets of a container inside a pod pass the pod's NIC, and are mirrored there, once. The devices that connect the
-/// container are no NICs of the pod.
+/// The packets of a container inside a pod pass the pod's NIC, and are mirrored there, once. The devices that connect
+/// the container are not NICs of the pod.
 #[test]
 fn what_a_container_inside_a_pod_says_is_mirrored_once() {
     let Node { web, db, lab } = &Node::bridged("inner");

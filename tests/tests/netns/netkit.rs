@@ -1,5 +1,5 @@
-//! Pods with netkit devices (Linux 6.7 and newer). What a pod sends is seen in the chain of its device, which only the node
-//! can attach to: before programs of a CNI there can send it elsewhere.
+//! Pods with netkit devices (Linux 6.7 and newer). The pod's egress is tapped in the chain of its device, to which only
+//! the node can attach: before a CNI's programs there can redirect packets.
 
 use std::collections::BTreeMap;
 
@@ -55,7 +55,7 @@ fn is_mirrored(node: &Node, talk: impl Fn(&PodNs, &PodNs)) -> [Frames; 2] {
         let copied = [tap.packets("egress", "copied"), tap.packets("ingress", "copied")];
         let expected = [sent.len() as u64, received.len() as u64];
         let all = expected.iter().sum::<u64>();
-        // Where no device has an address, an address does not tell who has sent a frame.
+        // Where no device has a MAC address, a frame does not show its sender.
         let is_split = web.eth0().mac == db.eth0().mac || copied == expected;
         check(is_split && tap.total("copied") == all && tap.seen() == all, || {
             format!("{copied:?} instead of {expected:?}")
@@ -89,7 +89,7 @@ fn a_routed_netkit_pod_without_addresses_is_mirrored_completely() {
     is_mirrored(&node, talk);
 }
 
-/// A packet socket can send around the tc hook of a device. It cannot send around the chain of a netkit device.
+/// A packet socket can bypass the tc hook of a device, but not the chain of a netkit device.
 #[test]
 fn what_is_sent_around_the_hook_of_a_pod_is_mirrored() {
     const FRAMES: usize = 20;
@@ -110,8 +110,8 @@ fn what_is_sent_around_the_hook_of_a_pod_is_mirrored() {
     });
 }
 
-/// A CNI sends the pod's packets by another device, behind our program: the node's end of the pod's NIC counts none of them,
-/// and each is copied all the same.
+/// A CNI redirects the pod's packets to another device, after the agent's program: the node side of the pod's NIC
+/// counts none of them, and each is copied nevertheless.
 #[test]
 fn what_a_cni_sends_elsewhere_is_mirrored_and_no_bypass() {
     let Some(Node { web, db, lab }) = &bridged("netkit-elsewhere") else { return };
@@ -134,7 +134,7 @@ fn what_a_cni_sends_elsewhere_is_mirrored_and_no_bypass() {
     assert!(agent.log_with(&["\"Bypassed\""]).is_empty(), "{:#?}", agent.log());
 }
 
-/// The next agent's program takes the place of the first one's, in the same link: no packet is missed or copied twice.
+/// The next agent's program replaces the first one's in the same link: no packet is missed or copied twice.
 #[test]
 fn a_mirror_of_a_netkit_pod_outlives_the_agent() {
     let Some(Node { web, db, lab }) = &bridged("netkit-restart") else { return };

@@ -1,4 +1,4 @@
-//! The networks of a pod's NICs: Kube-OVN's annotations of attachments, and the names for people.
+//! The networks of a pod's NICs: Kube-OVN's annotations of attachments, and the names that people read.
 
 use std::collections::BTreeMap;
 
@@ -27,12 +27,12 @@ impl Networks {
         Self { web, db, lab }
     }
 
-    /// The node's ends of the NICs of the pod `web`.
+    /// The node sides of the NICs of the pod `web`.
     fn hosts(&self) -> [&str; 2] {
         [0, 1].map(|nic: usize| self.web.nics()[nic].host.as_str())
     }
 
-    /// Each NIC sends echo requests, and gets the answers.
+    /// Sends echo requests from each NIC, and receives the answers.
     fn ping(&self, count: usize) {
         let Self { web, db, .. } = self;
         web.ping(db.v4(), count, 56);
@@ -40,7 +40,7 @@ impl Networks {
     }
 }
 
-/// The pod with the annotation as Multus writes it, for a second NIC in this network.
+/// The pod with the annotation in Multus' format, for a second NIC in this network.
 fn with_network(spec: PodSpec, network: &str) -> PodSpec {
     let status = json!([
         {"name": "kube-ovn", "interface": "eth0", "ips": ["10.0.0.1"], "default": true, "dns": {}},
@@ -49,7 +49,7 @@ fn with_network(spec: PodSpec, network: &str) -> PodSpec {
     spec.annotated(NETWORK_STATUS, &status.to_string())
 }
 
-/// Waits until the agent says these reasons why something is not mirrored, and no others.
+/// Waits until the agent reports exactly these reasons why something is not mirrored.
 #[track_caller]
 fn wait_reasons(lab: &Lab, expected: &[&str]) -> Status {
     lab.wait_status(|status| {
@@ -60,7 +60,7 @@ fn wait_reasons(lab: &Lab, expected: &[&str]) -> Status {
     })
 }
 
-/// The pod asks for its attachment. Multus says which NIC that is a moment after the pod was made.
+/// The pod requests a mirror of its attachment. Multus names the attachment's NIC a moment after the pod was created.
 #[test]
 fn an_attachment_is_mirrored_alone() {
     let scene = Networks::new("attachment");
@@ -98,7 +98,7 @@ fn an_attachment_is_mirrored_alone() {
     let info = "podmirror_nic_info{namespace=\"default\",network=\"shop/fast\",nic=\"eth1\",pod=\"web\"}";
     assert_eq!(lab.metrics().get(info), Some(&1.0));
 
-    // Multus has put another network behind the NIC.
+    // Multus assigns another network to the NIC.
     pods.write(&[with_network(asked(), "shop/slow")]);
     lab.wait_taps(&[]);
     wait_reasons(lab, &["NoSuchNetwork"]);
@@ -108,7 +108,7 @@ fn an_attachment_is_mirrored_alone() {
     assert!(lab.pins().is_empty() && !lab.devices().contains(&MIRROR.to_owned()), "{:?}", lab.pins());
 }
 
-/// Our annotation, then that of the attachment, then that of the pod.
+/// Precedence: podmirror's annotation, then that of the attachment, then that of the pod.
 #[test]
 fn the_annotation_of_an_attachment_decides_about_its_nic() {
     let scene = Networks::new("attachments");
@@ -140,7 +140,7 @@ fn the_annotation_of_an_attachment_decides_about_its_nic() {
     lab.wait_taps(&[first]);
 }
 
-/// The name is for people. It changes nothing of what is copied and counted, and stays known without an agent.
+/// The network's name is for people. It does not affect copies and counters, and stays known without an agent.
 #[test]
 fn a_network_with_a_new_name_keeps_its_mirror() {
     let scene = Networks::new("networks");
@@ -177,7 +177,7 @@ fn a_network_with_a_new_name_keeps_its_mirror() {
         assert_eq!(*description, format!("device {host} of the node, network {network}"));
     }
 
-    // An annotation that cannot be read has no names, and ends no mirror.
+    // An unreadable annotation provides no names, and ends no mirror.
     pods.write(&[PodSpec::of(web).mirror("true").annotated(NETWORK_STATUS, "[{")]);
     wait_networks([None, None]);
     agent.wait_for_log(&["WARN", NETWORK_STATUS, "it is no JSON list (line 1, column 2); it is ignored"]);
@@ -190,7 +190,7 @@ fn a_network_with_a_new_name_keeps_its_mirror() {
     assert_eq!(hosts.map(|host| status.tap(host).sessions.len()), [1, 1]);
 }
 
-/// A macvlan: nothing on the node changes when it is plugged in.
+/// A macvlan: nothing changes on the node when it is plugged in.
 #[test]
 fn a_nic_that_multus_names_is_looked_for_at_once() {
     let lab = Lab::new("plugged");
@@ -209,7 +209,7 @@ fn a_nic_that_multus_names_is_looked_for_at_once() {
     assert_eq!(status.tap("eth1").network.as_deref(), Some("shop/fast"));
     wait_reasons(&lab, &[]);
 
-    // What it names and is not there is told.
+    // A NIC that the annotation names but that does not exist is reported.
     let absent = serde_json::json!([{"name": "shop/slow", "interface": "net9"}]).to_string();
     pods.write(&[PodSpec::of(&web).mirror("true").annotated(NETWORK_STATUS, &absent)]);
     wait_reasons(&lab, &["NoSuchNic"]);

@@ -24,8 +24,7 @@ fn features(lab: &Lab, device: &str) -> BTreeMap<String, String> {
     lines.map(|(name, state)| (name.to_owned(), state.to_owned())).collect()
 }
 
-/// Checks that a device takes no segmentation and no checksums off the kernel, or with `on`, that it takes those of
-/// TCP.
+/// Checks that a device has no segmentation and checksum offloads, or with `on`, that it has those of TCP.
 fn offloads_are(lab: &Lab, device: &str, on: bool) -> Result<(), String> {
     let features = features(lab, device);
     let named = |name: &str| features[name].starts_with("on");
@@ -44,14 +43,14 @@ fn offloads_are(lab: &Lab, device: &str, on: bool) -> Result<(), String> {
 /// Bulk transfers, datagrams with and without fragments, and pings.
 fn talk(web: &PodNs, db: &PodNs) {
     for address in [db.v4(), db.v6()] {
-        // The bytes that arrive are compared with those that were sent.
+        // `exchange` compares the arriving bytes with the sent ones.
         Conversation::open(web, db, address).exchange(1_000_000);
         web.udp_echo(db, address, &[0, 1, 1400, 9000]);
         web.ping(address, 5, 1400);
     }
 }
 
-/// Lets two pods talk while the first is mirrored, and checks the copies. `expected` computes them from the frames of
+/// Makes two pods talk while the first is mirrored, and checks the copies. `expected` computes them from the frames of
 /// the pod. Returns the frames that the pod has sent, and those that it has received.
 #[track_caller]
 fn shown(node: &Node, mirror: Capture, expected: impl Fn(&Frames) -> Frames) -> (Frames, Frames) {
@@ -61,7 +60,7 @@ fn shown(node: &Node, mirror: Capture, expected: impl Fn(&Frames) -> Frames) -> 
     shows(&mirror, || expected(&inside.capture.frames()));
     let (sent, received) = inside.stop();
     mirror.stop().same_as(&expected(&sent.and(&received))).unwrap();
-    // The pods' own packets are super-frames, at both ends the same.
+    // The pods' own packets are super-frames, the same on both sides.
     for frames in [&sent, &received] {
         assert!(frames.iter().any(|(frame, _)| frame.len() > WIRE), "TCP uses super-frames");
     }
@@ -99,7 +98,8 @@ fn without_offloads_copies_are_as_on_a_wire() {
     wait_counted(lab, web, &expected);
     agent.stop();
 
-    // The next agent is not told so: it is our device, so it is as we make one again, and copies are as they come.
+    // The next agent runs without the flag: it resets its own device to the default offloads, so copies can be
+    // super-frames.
     let agent = Agent::run(lab, any_mode(), &pods, &[]);
     agent.wait_for_log(&["takes copies"]);
     offloads_are(lab, MIRROR, true).unwrap();
@@ -115,7 +115,7 @@ fn super_frames_that_are_cut_stay_one_copy_without_offloads() {
     let pods = PodsFile::new(lab, &[PodSpec::of(web).mirror("true").annotated("podmirror.io/snaplen", "96")]);
     let _agent = Agent::run(lab, any_mode(), &pods, &OFF);
     lab.wait_mirrored(&[web]);
-    // All but the checksum of TCP, which is made of the bytes that are left, and the identification is the first's.
+    // Ignores the TCP checksum, which the kernel computes over the remaining bytes.
     let cut = |frames: &Frames| {
         frames.iter().fold(Frames::default(), |cut, (frame, times)| {
             let mut kept = frame[..frame.len().min(SNAPLEN)].to_vec();
@@ -127,7 +127,8 @@ fn super_frames_that_are_cut_stay_one_copy_without_offloads() {
     };
     let (inside, mirror) = (Inside::of(web), Capture::start(lab.node(), MIRROR));
     Conversation::open(web, db, db.v4()).exchange(1_000_000);
-    // The end of the connection may come after a first look, so nothing is compared behind a look that is right.
+    // The end of the connection may be mirrored after a first comparison, so nothing is compared after a successful
+    // one.
     web.ping(db.v4(), 1, 56);
     eventually(SOON, || cut(&mirror.frames()).same_as(&cut(&inside.capture.frames())));
     let (sent, _) = inside.stop();
@@ -147,7 +148,7 @@ fn the_mirror_interface_has_no_offloads_after_it_was_deleted_or_given_them() {
         let again = status.mirror().up && status.mirror().ifindex.is_some_and(|now| Some(now) != ifindex);
         check(again, || "the mirror interface is not made again".into())
     });
-    // From its first moment: nobody has to wait for it.
+    // Without waiting: the new device has no offloads from its first moment.
     offloads_are(lab, MIRROR, false).unwrap();
     shown_as_on_a_wire(node, MIRROR);
 
@@ -155,7 +156,7 @@ fn the_mirror_interface_has_no_offloads_after_it_was_deleted_or_given_them() {
     eventually(SOON, || offloads_are(lab, MIRROR, false));
     shown_as_on_a_wire(node, MIRROR);
     assert_eq!(lab.status().mirror().ifindex, status.mirror().ifindex);
-    // A round that was just under way may have found no mirror interface; nothing else was wrong.
+    // A concurrent round may have found no mirror interface; there must be no other warning.
     let unwelcome = ["WARN", "ERROR"].map(|level| agent.log_with(&[level])).concat();
     let unwelcome: Vec<_> = unwelcome.iter().filter(|line| !line.contains("is gone")).collect();
     assert!(unwelcome.is_empty(), "{unwelcome:#?}");
@@ -181,11 +182,11 @@ fn a_device_that_exists_loses_its_offloads_only_when_that_was_told() {
             assert_eq!(agent.log_with(&["overtake"]).len(), 0);
             shown_as_they_are(node, "cap0");
         } else {
-            // Also when the flag is gone: what was on before is not known any more.
+            // They stay off without the flag, because the agent does not know which were on before.
             offloads_are(lab, "cap0", false).unwrap();
             shown_as_on_a_wire(node, "cap0");
         }
-        // It is not ours, so it gets no queue; whoever loses something by that is told, once.
+        // The device is not the agent's, so it gets no queue; the consequence is reported once.
         assert_eq!(queue(lab, "cap0"), queue_before);
         let told = agent.log_with(&["WARN", "overtake each other", "qdisc add dev cap0"]).len();
         assert_eq!(told, usize::from(arguments.contains(&"off")), "{:#?}", agent.log());
@@ -205,7 +206,7 @@ fn offloads_that_cannot_be_switched_off_are_named_once() {
     lab.node().ip("link add cap0 type veth peer name cap1");
     lab.node().ip("link set cap1 up");
     lab.node().ip("link set cap0 up");
-    // A macvlan leaves everything to the device below.
+    // A macvlan leaves all offloads to its lower device.
     lab.node().ip("link add stiff link cap0 type macvlan");
     let pods = PodsFile::new(lab, &[PodSpec::of(web).mirror("true")]);
     let agent = Agent::run(lab, any_mode(), &pods, &[&["--mirror-iface", "stiff"][..], &OFF].concat());

@@ -1,5 +1,5 @@
-//! With `--mirror-offloads=off`, copies come in the order in which the tap saw the packets. The segments of a
-//! super-frame come one after the other, or not at all.
+//! With `--mirror-offloads=off`, copies arrive in the order in which the tap saw the packets. The segments of a
+//! super-frame arrive consecutively, or not at all.
 
 use std::{collections::BTreeMap, net::UdpSocket, ops::Range, thread, time::Duration};
 
@@ -17,10 +17,10 @@ use crate::{MIRROR, Node, any_mode};
 
 in_both_modes!(copies_do_not_overtake_each_other_without_offloads);
 
-/// The number of bytes of each connection in each direction.
+/// Bytes of each connection in each direction.
 const BYTES: usize = 5_000_000;
 const CONNECTIONS: usize = 4;
-/// The number of steps back that two CPUs may cause between the tap and the queue.
+/// Number of backward steps that two CPUs can cause between the tap and the queue.
 const MARGIN: usize = 3;
 
 /// Bytes of data in a segment.
@@ -28,17 +28,18 @@ const SEGMENT: usize = 1400;
 const SEGMENTS: Range<u16> = 0..40;
 const SUPER_FRAMES: Range<u32> = 0..300;
 const SENDERS: Range<u8> = 0..2;
-// Without the dummy driver, the mirror interface is a veth pair, and each segment crosses it. A CPU keeps 1000 packets for
-// all veths (net.core.netdev_max_backlog), also those of other stories. So not too many are on their way at a time.
-/// What a connection's receiver takes ahead of an acknowledgement: least, at first and most, in bytes (tcp(7), `tcp_rmem`).
+// Without the dummy driver, the mirror interface is a veth pair, and each segment crosses it. A CPU queues 1000 packets
+// for all veths (net.core.netdev_max_backlog), including those of other stories. So the number of packets in transit
+// must be limited.
+/// Receive buffer of a connection: minimum, default and maximum in bytes (tcp(7), `tcp_rmem`).
 const WINDOW: &str = "4096 16384 32768";
-/// Super-frames of a burst's sender until it pauses.
+/// Super-frames that a sender sends before a pause.
 const PAUSE: u32 = 5;
 
-/// The label in a segment of [`burst`]: its sender, the number of its super-frame, and its place in the super-frame.
+/// The label in a segment of [`burst`]: its sender, the number of its super-frame, and its position in the super-frame.
 type Label = (u8, u32, u16);
 
-/// Whether a veth takes super-frames of UDP. Before Linux 5.11, the sender segments them.
+/// Whether a veth accepts UDP super-frames. Before Linux 5.11, the sender segments them.
 fn carries_bursts() -> bool {
     let carries = kernel_is_at_least(5, 11);
     if !carries {
@@ -91,7 +92,7 @@ fn labels(capture: &Capture) -> Vec<Label> {
     capture.in_order().iter().filter_map(label).collect()
 }
 
-/// The super-frames of the segments, by sender. Each must be whole and in one piece, and those of a sender in order.
+/// The super-frames of the segments, by sender. Each must be complete and contiguous, and those of a sender in order.
 #[track_caller]
 fn in_one_piece(shown: &[Label]) -> BTreeMap<u8, Vec<u32>> {
     let mut whole: BTreeMap<u8, Vec<u32>> = BTreeMap::new();
@@ -144,7 +145,7 @@ fn copies_do_not_overtake_each_other_without_offloads(mode: AttachMode) {
         let whole = in_one_piece(&labels(&mirror));
         assert!(whole.values().all(|numbers| numbers.iter().copied().eq(SUPER_FRAMES)), "{whole:?}");
     }
-    // It is the mode that asks for the queue: it goes with it.
+    // The queue belongs to the flag: it is removed with it.
     assert!(queue(lab, MIRROR).contains("pfifo 706d: root"), "{}", queue(lab, MIRROR));
     agent.stop();
     let agent = Agent::run(lab, mode, &pods, &[]);
@@ -176,9 +177,9 @@ fn a_super_frame_that_does_not_fit_into_the_queue_is_congested_as_a_whole() {
     lab.wait_mirrored(&[web]);
     let total = |verdict: &str| lab.status().tap(web.veth_host()).packets("egress", verdict);
     let all = (SENDERS.len() * SUPER_FRAMES.len()) as u64;
-    // So that they know each other's addresses: nothing but super-frames is counted below.
+    // Resolves the pods' addresses first: below, only super-frames may be counted.
     web.ping(db.v4(), 1, 56);
-    // No place at all, one place, and again as many as ever.
+    // No slot at all, one slot, and the default number again.
     for limit in [0, 1, 1000] {
         lab.node().tc(&format!("qdisc change dev {MIRROR} root handle 706d: pfifo limit {limit}"));
         let (copied, congested) = (total("copied"), total("congested"));

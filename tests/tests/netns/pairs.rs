@@ -1,7 +1,7 @@
-//! Pod to pod on one node, for each pair of kinds of NIC: both pods are mirrored to one target, which gets each packet once,
-//! byte for byte.
+//! Pod to pod on one node, for each pair of NIC kinds: both pods are mirrored to one target, which gets each packet
+//! once, byte for byte.
 //!
-//! The kinds differ in where their taps are. All pods are in one network.
+//! The kinds differ in the place of their taps. All pods are in one network.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -24,17 +24,17 @@ use crate::{
 /// A kind of NIC, by the place of its tap.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Kind {
-    /// A veth, tapped at the node's end.
+    /// A veth, tapped on the node side.
     Veth,
-    /// A veth that is tapped at the node's end, and inside the pod for what reaches it, as with eBPF host routing.
+    /// A veth that is tapped on the node side, and for ingress on the pod side, as with eBPF host routing.
     Bypassed,
-    /// A veth past the node, tapped inside the pod.
+    /// A veth that bypasses the node, tapped inside the pod.
     Past,
     /// Tapped inside the pod.
     Macvlan,
     /// Tapped inside the pod.
     Ipvlan,
-    /// Tapped at the node's end.
+    /// Tapped on the node side.
     Netkit,
 }
 
@@ -42,7 +42,7 @@ impl Kind {
     const ALL: [Self; 6] =
         [Self::Veth, Self::Bypassed, Self::Past, Self::Macvlan, Self::Ipvlan, Self::Netkit];
 
-    /// The kind of the device, for those over a device of the node, and that device.
+    /// The device type and the parent, for kinds over a device of the node.
     const fn over(self) -> Option<(&'static str, &'static str)> {
         match self {
             Self::Macvlan => Some(("macvlan mode bridge", "up0")),
@@ -70,7 +70,7 @@ impl Kind {
         }
     }
 
-    /// Whether a tap of this kind is where it is meant to be.
+    /// Whether a tap of this kind is at its expected place.
     fn is_tapped(self, tap: &TapStatus) -> bool {
         let is_inside = !matches!(self, Self::Veth | Self::Bypassed | Self::Netkit);
         tap.is_attached() && tap.inside == is_inside && tap.pod_side.is_some() == (self == Self::Bypassed)
@@ -82,7 +82,7 @@ in_both_modes!(
     pods_with_any_two_other_kinds_of_nics_are_mirrored_once,
 );
 
-/// Kinds that not every kernel has, and those whose marks go the furthest.
+/// Kinds that not every kernel has, and those whose marks travel the furthest.
 fn differ_most(kinds: [Kind; 2]) -> bool {
     matches!(kinds, [Kind::Bypassed, Kind::Ipvlan] | [Kind::Ipvlan, Kind::Netkit])
 }
@@ -95,7 +95,7 @@ fn pods_with_any_two_other_kinds_of_nics_are_mirrored_once(mode: AttachMode) {
     are_mirrored("pairs", mode, |kinds| !differ_most(kinds));
 }
 
-/// Pods of each of these pairs of kinds, as far as the kernel has them.
+/// Checks pods of each selected pair of kinds that the kernel has.
 fn are_mirrored(story: &str, mode: AttachMode, of: impl Fn([Kind; 2]) -> bool) {
     let lab = Lab::new(story);
     lab.bridge("br0");
@@ -159,7 +159,7 @@ fn are_mirrored_once(lab: &Lab, pods: &PodsFile, both: [(Kind, &PodNs); 2]) {
     shows(&mirror, || frames()[0].and(&frames()[1]));
     for (place, pod) in [web, db].into_iter().enumerate() {
         lab.wait_status(|status| {
-            // A packet of the kernel's own may still come, as a probe of a neighbour does.
+            // The kernel can still send a packet itself, for example a neighbour probe.
             let sent = frames();
             let expected = [("egress copied", &sent[place]), ("ingress duplicate", &sent[1 - place])];
             let expected = expected.map(|(what, frames)| (what.to_owned(), frames.len() as u64)).into();
@@ -172,8 +172,8 @@ fn are_mirrored_once(lab: &Lab, pods: &PodsFile, both: [(Kind, &PodNs); 2]) {
     lab.wait_taps(&[]);
 }
 
-/// Another CPU takes the packets over between the two taps, as behind a NIC with receive packet steering. The notes of
-/// copies are for all CPUs. A packet whose note is missing is copied twice, and counted.
+/// Another CPU processes the packets between the two taps, as after a NIC with receive packet steering. The records of
+/// copied packets are shared by all CPUs. A packet whose record is missing is copied twice, and counted.
 #[test]
 fn no_packet_is_lost_that_changes_its_cpu_between_two_taps() {
     let cpus = OneCpu::usable();
@@ -219,7 +219,7 @@ fn no_packet_is_lost_that_changes_its_cpu_between_two_taps() {
     assert!(packets >= 1600 && steered() > before, "{packets} packets");
 }
 
-/// How often CPUs have got packets from other CPUs, each time one or more.
+/// How often CPUs have received packets from other CPUs, one or more each time.
 fn steered() -> u64 {
     let lines = fs::read_to_string("/proc/net/softnet_stat").unwrap();
     lines.lines().map(|line| u64::from_str_radix(line.split(' ').nth(9).unwrap(), 16).unwrap()).sum()

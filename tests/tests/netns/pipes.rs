@@ -1,4 +1,4 @@
-//! `tail` and `capture` write into a pipe whose reader is slow, takes nothing, or is gone.
+//! `tail` and `capture` write into a pipe whose reader is slow, reads nothing, or has closed it.
 
 use std::{
     io::{PipeReader, Read as _},
@@ -11,7 +11,7 @@ use mirror_tests::{Agent, Flood, Lab, PacketFile, PodNs, PodSpec, PodsFile, SOON
 
 use crate::{Inside, Node, any_mode};
 
-/// The ring is the smallest one, so that it is full soon. The pods send IPv4 only when the story says so.
+/// The ring has the smallest size, so that it fills quickly. The pods send IPv4 only when the story makes them.
 const TAIL: [&str; 7] = ["tail", "--pod", "default/web", "--filter", "ip", "--buffer", "256KiB"];
 
 /// An agent that mirrors nothing.
@@ -38,7 +38,7 @@ fn nothing_is_left(lab: &Lab) {
     });
 }
 
-/// What the capture of a pod has copied, and what it has lost.
+/// Packets that the capture of a pod has copied, and that it has lost.
 fn counted(lab: &Lab, pod: &PodNs) -> (u64, u64) {
     let status = lab.status();
     let session = &status.tap(pod.veth_host()).sessions[0];
@@ -57,7 +57,7 @@ fn flood_until_lost(lab: &Lab, web: &PodNs, db: &PodNs) {
     flood.stop();
 }
 
-/// The command ends by Ctrl-C, and by its own time, although nobody takes its packets. The pod loses none.
+/// The command ends by Ctrl-C, and by its own time limit, although its reader reads nothing. The pod loses no packet.
 #[test]
 fn a_reader_that_takes_nothing_does_not_hold_up_the_end() {
     let Node { web, db, lab } = &Node::bridged("pipefull");
@@ -81,7 +81,7 @@ fn a_reader_that_takes_nothing_does_not_hold_up_the_end() {
     }
 }
 
-/// What the reader takes late is complete and in order, and what was lost meanwhile is counted.
+/// What the reader reads late is complete and in order, and what was lost meanwhile is counted.
 #[test]
 fn a_reader_that_pauses_gets_everything_that_was_not_lost() {
     let Node { web, db, lab } = &Node::bridged("pipeslow");
@@ -89,7 +89,7 @@ fn a_reader_that_pauses_gets_everything_that_was_not_lost() {
     let (tail, pipe) =
         Tail::piped(lab, &["tail", "--pod", "default/web", "--filter", "ip", "--buffer", "1MiB"]);
     let inside = Inside::of(web);
-    // More than the pipe has room for, and less than the ring has: each takes 2 KiB there.
+    // More than the pipe has room for, and less than the ring: each packet takes 2 KiB there.
     web.udp_echo(db, db.v4(), &[1400; 80]);
     let all = || {
         let (sent, received) = inside.frames();
@@ -123,7 +123,7 @@ fn a_reader_that_pauses_gets_everything_that_was_not_lost() {
     assert_eq!((file.packets.len() as u64, file.statistics), (copied, vec![(copied + lost, lost)]));
 }
 
-/// No packet comes for these commands. Each ends well when its reader has gone, and nothing of it is left.
+/// These commands get no packet. Each ends with 0 when its reader closes the pipe, and nothing of it is left.
 #[test]
 fn a_reader_that_goes_ends_the_command_at_once() {
     let Node { web, db, lab } = &Node::bridged("pipegone");

@@ -1,4 +1,4 @@
-//! Taps inside pods: NICs that have no end on the node.
+//! Taps inside pods, for NICs that have no peer on the node.
 //!
 //! The kernels of the guests have more kinds of NICs than others.
 
@@ -49,13 +49,13 @@ impl Scene {
         PodsFile::new(&self.lab, &specs)
     }
 
-    /// Whether each pod has an exit.
+    /// Whether each pod has a relay device (`exit`).
     fn exits(&self) -> [bool; 2] {
         [&self.web, &self.db].map(has_exit)
     }
 }
 
-/// A mirrored macvlan pod, and whom it talks to.
+/// A mirrored macvlan pod, and its peer.
 fn mirrored(story: &str, mode: AttachMode) -> (Scene, PodsFile, Agent) {
     let scene = Scene::new(story, MACVLAN);
     let pods = scene.pods_file(&[&scene.web]);
@@ -64,7 +64,7 @@ fn mirrored(story: &str, mode: AttachMode) -> (Scene, PodsFile, Agent) {
     (scene, pods, agent)
 }
 
-/// A device of the node that pods can have NICs over, and what it is connected with.
+/// Creates a device of the node over which pods can have NICs, and its peer.
 pub(crate) fn up(lab: &Lab, device: &str, peer: &str) {
     lab.node().ip(&format!("link add {device} type veth peer name {peer}"));
     for end in [device, peer] {
@@ -73,7 +73,7 @@ pub(crate) fn up(lab: &Lab, device: &str, peer: &str) {
     }
 }
 
-/// A namespace with a bridge: a switch past the node.
+/// A namespace with a bridge: a switch outside the node.
 pub(crate) fn switch(lab: &Lab) -> Netns {
     let switch = Netns::new(&format!("{}-switch", lab.node().name()));
     switch.keep_quiet();
@@ -82,7 +82,7 @@ pub(crate) fn switch(lab: &Lab) -> Netns {
     switch
 }
 
-/// Our filters at the NIC of a pod, which is not to be left with any.
+/// The agent's filters at the NIC of a pod.
 pub(crate) fn filters(pod: &PodNs) -> Vec<String> {
     let of = |hook: &str| {
         let shown = pod.netns().try_run(&format!("tc filter show dev eth0 {hook}")).stdout;
@@ -114,7 +114,7 @@ fn wait_tapped(lab: &Lab, pods: &[&PodNs]) -> Status {
     })
 }
 
-/// Waits until a tap has counted all frames of its pod, each as this verdict says.
+/// Waits until a tap has counted all frames of its pod, each with this verdict.
 #[track_caller]
 pub(crate) fn wait_counted(lab: &Lab, pod: &PodNs, expected: &[(&str, &str, usize)]) {
     lab.wait_status(|status| {
@@ -127,7 +127,7 @@ pub(crate) fn wait_counted(lab: &Lab, pod: &PodNs, expected: &[(&str, &str, usiz
     });
 }
 
-/// Traffic of many kinds and sizes, in both directions.
+/// Sends traffic of many kinds and sizes, in both directions.
 pub(crate) fn talk(web: &PodNs, db: &PodNs) {
     for (address, back) in [(db.v4(), web.v4()), (db.v6(), web.v6())] {
         web.ping(address, 5, 56);
@@ -138,8 +138,8 @@ pub(crate) fn talk(web: &PodNs, db: &PodNs) {
     }
 }
 
-/// The frames of a NIC that it has sent. All ipvlans over one device have one MAC address, so frames are told by the
-/// sender in ARP and IP.
+/// The frames that a NIC has sent. All ipvlans over one device share one MAC address, so frames are distinguished by
+/// the sender in ARP and IP.
 pub(crate) fn sent(nic: &Nic, frames: &Frames) -> Frames {
     frames.only(|frame| {
         frame[6..12] == nic.mac
@@ -151,7 +151,7 @@ pub(crate) fn sent(nic: &Nic, frames: &Frames) -> Frames {
     })
 }
 
-/// Frames that are no IP unicast.
+/// Sends frames that are not IP unicast.
 pub(crate) fn talk_in_frames(from: &PodNs) {
     let source = from.eth0();
     for frame in [
@@ -165,13 +165,13 @@ pub(crate) fn talk_in_frames(from: &PodNs) {
     }
 }
 
-/// Waits until the mirror interface shows these frames, and no others.
+/// Waits until the mirror interface shows exactly these frames.
 #[track_caller]
 fn shows(mirror: &Capture, expected: impl Fn() -> Frames) {
     eventually(Duration::from_secs(20), || mirror.frames().same_as(&expected()));
 }
 
-/// One pod is mirrored: each frame once, unchanged, and the node and the pods are as before in the end.
+/// One pod is mirrored: each frame once, unchanged. At the end the node and the pods are as before.
 fn a_pod_is_mirrored(scene: &Scene, mode: AttachMode, talk: impl Fn(&PodNs, &PodNs)) {
     let Scene { web, db, lab } = scene;
     let state = || [lab.network_state(), web.netns().devices(), filters(web)];
@@ -194,7 +194,7 @@ fn a_pod_is_mirrored(scene: &Scene, mode: AttachMode, talk: impl Fn(&PodNs, &Pod
     shows(&mirror, || inside.capture.frames());
     let (sent, received) = inside.stop();
     if web.eth0().mac == db.eth0().mac {
-        // An address does not tell who has sent a frame.
+        // A MAC address does not identify the sender.
         let all = (sent.len() + received.len()) as u64;
         lab.wait_status(|status| {
             let (copied, seen) = tap(status, web).map_or((0, 0), |tap| (tap.total("copied"), tap.seen()));
@@ -242,7 +242,8 @@ fn two_pods_are_mirrored_once(scene: &Scene, mode: AttachMode) {
     }
 }
 
-/// Two mirrors of one pod: each has its own form and target, and the exit goes when no copy leaves the pod by it.
+/// Two mirrors of one pod: each has its own form and target, and the relay device is removed when no copy leaves the
+/// pod through it.
 #[test]
 fn each_mirror_of_a_macvlan_pod_gets_its_own_packets() {
     let scene = Scene::new("macvlan-two", MACVLAN);
@@ -281,7 +282,7 @@ fn each_mirror_of_a_macvlan_pod_gets_its_own_packets() {
     web.ping(db.v4(), 3, 56);
 }
 
-/// A pod with a veth and a macvlan, as Multus makes it: each NIC has its tap, on the node or inside.
+/// A pod with a veth and a macvlan, as Multus creates it: each NIC has its tap, on the node or inside.
 #[test]
 fn each_nic_has_its_own_way() {
     let Scene { web: other, lab, .. } = Scene::new("multus", MACVLAN);
@@ -311,7 +312,7 @@ fn each_nic_has_its_own_way() {
     eventually(SOON, || check(!has_exit(&web), || "the exit is left".to_owned()));
 }
 
-/// A veth whose other end is in no namespace that the node knows: it is tapped inside if it is named.
+/// A veth whose peer is in no namespace that the node knows: it is tapped inside if it is named.
 #[test]
 fn a_nic_that_leads_past_the_node_is_mirrored_where_it_is_named() {
     let lab = Lab::new("past");
@@ -329,7 +330,7 @@ fn a_nic_that_leads_past_the_node_is_mirrored_where_it_is_named() {
     shows(&mirror, || inside.capture.frames());
 }
 
-/// A stream needs no exit, so a capture leaves no device in the pod.
+/// A stream needs no relay device, so a capture leaves no device in the pod.
 #[test]
 fn a_capture_needs_no_exit() {
     let scene = Scene::new("macvlan-tail", MACVLAN);
@@ -341,7 +342,7 @@ fn a_capture_needs_no_exit() {
     tail.wait_until_it_reads(lab);
     wait_tapped(lab, &[web]);
     let inside = Inside::of(web);
-    // The file has finished checksums. Those of ICMP are finished inside the pod, too.
+    // The file has complete checksums. Those of ICMP are already complete inside the pod.
     web.ping(db.v4(), 9, 56);
     db.ping(web.v6(), 9, 1400);
     eventually(SOON, || tail.file().all_frames().same_as(&inside.capture.frames()));
@@ -353,7 +354,7 @@ fn a_capture_needs_no_exit() {
     lab.wait_status(|status| check(status.taps.is_empty(), || format!("{:?}", status.taps)));
 }
 
-/// The mirror outlives the agent, and the next agent takes it over, without a loss.
+/// The mirror outlives the agent, and the next agent takes it over without a loss.
 fn a_mirror_inside_a_pod_outlives_the_agent(mode: AttachMode) {
     let scene = Scene::new("macvlan-restart", MACVLAN);
     let Scene { web, db, lab } = &scene;
@@ -378,7 +379,7 @@ fn a_mirror_inside_a_pod_outlives_the_agent(mode: AttachMode) {
     wait_tapped(lab, &[web]);
     eventually(SOON, || check(scene.exits() == [true, false], || format!("{:?}", scene.exits())));
     assert_eq!(filters(db), Vec::<String>::new());
-    // Nobody but `cleanup` knows of it then.
+    // After this, only `cleanup` can remove it.
     agent.kill();
     lab.cleanup();
     assert_eq!(scene.exits(), [false; 2], "the exits went with the hub");
@@ -387,7 +388,7 @@ fn a_mirror_inside_a_pod_outlives_the_agent(mode: AttachMode) {
     web.ping(db.v4(), 3, 59);
 }
 
-/// The administrator does not want programs of ours in pods.
+/// The administrator forbids podmirror's programs in pods.
 fn taps_inside_pods_can_be_switched_off(mode: AttachMode) {
     let scene = Scene::new("macvlan-off", MACVLAN);
     let Scene { web, lab, .. } = &scene;

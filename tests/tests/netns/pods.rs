@@ -26,7 +26,7 @@ fn pods_appear_change_and_disappear() {
     assert_eq!((tap.ifindex, tap.nic.as_str()), (lab.ifindex(web.veth_host()), "eth0"));
     assert_eq!(tap.counters, []);
 
-    // In place: what was counted stays.
+    // The change is made in place: the counters continue.
     web.ping(db.v4(), 5, 56);
     let before = lab.status().tap(web.veth_host()).verdicts();
     pods.write(&[PodSpec::of(web).mirror("egress"), PodSpec::of(db)]);
@@ -39,7 +39,7 @@ fn pods_appear_change_and_disappear() {
     lab.wait_mirrored(&[web, db]);
     pods.write(&[PodSpec::of(web), PodSpec::of(db).mirror("true")]);
     lab.wait_mirrored(&[db]);
-    // Not the pod's file entry but its device goes, as when a pod is deleted.
+    // The device is deleted, as when a pod is deleted, but the pod's entry in the file stays.
     lab.node().ip(&format!("link delete {}", db.veth_host()));
     lab.wait_taps(&[]);
     pods.write(&[]);
@@ -71,7 +71,7 @@ fn a_pod_comes_back_under_its_name_in_another_namespace() {
     lab.wait_mirrored(&[&sandbox]);
     let inside = Inside::of(&sandbox);
     let mirror = Capture::start(lab.node(), MIRROR);
-    // The former one is no longer mirrored.
+    // The former namespace is no longer mirrored.
     db.ping(again.v4(), 3, 56);
     db.ping(sandbox.v4(), 3, 56);
     shows(&mirror, || inside.capture.frames());
@@ -107,7 +107,7 @@ fn existing_connections_are_mirrored_from_the_annotation_on() {
     assert!(!sent.is_empty() && !received.is_empty());
     mirror.stop().same_as(&sent.and(&received)).unwrap();
 
-    // Taken back: nothing more is copied, the connection goes on.
+    // The annotation is removed: nothing more is copied, and the connection continues.
     pods.write(&[PodSpec::of(web), PodSpec::of(db)]);
     lab.wait_taps(&[]);
     let mirror = Capture::start(lab.node(), MIRROR);
@@ -171,7 +171,7 @@ fn a_bad_file_keeps_the_last_good_state() {
 
     pods.write(&[PodSpec::of(web), PodSpec::of(db).mirror("true")]);
     lab.wait_mirrored(&[db]);
-    // Written in place, without a new file.
+    // Writes into the existing file, without replacing it.
     pods.write_in_place(&text);
     lab.wait_mirrored(&[web]);
 }
@@ -201,17 +201,17 @@ fn want_of_file_descriptors_costs_no_pod_its_tap() {
     db.ping(web.v4(), 3, 56);
     let tap = |status: &Status| status.tap(web_host).clone();
     let before = tap(&lab.status());
-    // A NIC's announcements reach the others of the bridge, so that more is counted meanwhile; never less.
+    // The announcements of a NIC reach the other ports of the bridge, so counters can grow meanwhile, but never shrink.
     let is_kept = |tap: TapStatus| {
         assert_eq!((&tap.pod, tap.ifindex, &tap.attached), (&before.pod, before.ifindex, &before.attached));
         assert!(tap.seen() >= before.seen(), "{tap:?} was removed since {before:?}");
     };
 
     agent.wait_until_loaded();
-    // One more it may open: too few to look at the pod's devices.
+    // Leaves the agent one free descriptor: too few to read the pod's devices.
     let pid = agent.pid();
     let is_free = |number: &u32| !fs::exists(format!("/proc/{pid}/fd/{number}")).unwrap();
-    // Between two rounds, in which some more are open.
+    // Between two rounds; during a round more descriptors are open.
     let look = |_| {
         thread::sleep(Duration::from_millis(5));
         (0..).find(is_free).unwrap()

@@ -6,8 +6,8 @@ use mirror_tests::{Agent, Capture, PodNs, PodSpec, PodsFile, check, eventually, 
 
 use crate::{Inside, MIRROR, Node, any_mode, shows};
 
-/// The longest time that a pod has a process and no tap on a busy machine. Without a look at the processes it would be half a
-/// minute, until the next event.
+/// The longest time that a pod has a process and no tap on a busy machine. Without a look at the processes it would be a minute,
+/// until the next round.
 const AT_ONCE: Duration = Duration::from_secs(5);
 
 /// A UID that no other test of this machine and no pod has: it begins with the pid of this process.
@@ -64,7 +64,7 @@ fn a_pod_is_found_by_the_cgroup_of_its_process_and_followed_into_a_new_sandbox()
     assert_eq!(status.tap(web.veth_host()).pod.as_ref().unwrap().uid, web_uid);
     is_mirrored(&node, web);
 
-    // Between two runs of a container there may be no process, but the sandbox is there.
+    // Between two runs of a container there may be no process except the sandbox's.
     drop(sandbox);
     let before = lab.status().tap(web.veth_host()).clone();
     pods.write(&[spec.clone(), PodSpec::named("db").uid(&db_uid).mirror("true")]);
@@ -81,7 +81,7 @@ fn a_pod_is_found_by_the_cgroup_of_its_process_and_followed_into_a_new_sandbox()
     lab.wait_mirrored(&[web]);
     assert_eq!(agent.log_with(&["not mirrored"]), Vec::<String>::new());
 
-    // A new sandbox of the same pod, in another namespace; the old one is still there for a while.
+    // A new sandbox of the same pod in another namespace; the old one still exists for a while.
     let again = lab.pod("again", "br0");
     let _sandbox = lab.container(again.netns(), &cgroupfs(&web_uid, "3"));
     pods.write(&[spec, PodSpec::named("db").uid(&db_uid).mirror("true")]);
@@ -101,7 +101,7 @@ fn of_the_namespaces_of_a_pod_the_one_with_a_veth_to_the_node_counts() {
     let node = Node::bridged("nested");
     let Node { web, lab, .. } = &node;
     let uid = uid(3);
-    // A container inside a container, with a namespace of its own, and older than everything else in the pod.
+    // A container inside a container, with its own namespace, and older than everything else in the pod.
     let inner = mirror_tests::Netns::new(&format!("{}-inner", lab.node().name()));
     let _inner = lab.container(&inner, &format!("{}/docker/1", systemd(&uid, "1")));
     let pods = PodsFile::new(lab, &[PodSpec::named("web").uid(&uid).mirror("true")]);
@@ -128,7 +128,7 @@ fn a_pod_whose_processes_are_all_in_the_nodes_namespace_is_not_mirrored() {
     let pods = PodsFile::new(lab, &[web_spec, host_spec]);
     let agent = Agent::run(lab, any_mode(), &pods, &[]);
     lab.wait_mirrored(&[web]);
-    // It is told of only when no runtime can be about to move it.
+    // The agent reports the pod only when the runtime has had time to move the process.
     agent.wait_for_log(&["not mirrored", "\"default/host\"", "\"HostNetwork\""]);
     eventually(AT_ONCE, || {
         let told = agent.log_with(&["not mirrored", "\"default/web\""]);

@@ -1,5 +1,5 @@
-//! Root inside a pod does what it can, at random, to blind the mirror, to forge copies, and to stop the agent. Meanwhile the
-//! mirrors of other pods are as ever, and afterwards its own is, too.
+//! Root inside a pod acts at random to hide packets from the mirror, to forge copies, and to stop the agent. The
+//! mirrors of other pods are not affected, and the pod's own mirror works again afterwards.
 //!
 //! `MIRROR_RAMPAGE_SECONDS` makes it last longer than some seconds.
 
@@ -27,7 +27,8 @@ in_both_modes!(a_hostile_pod_harms_its_own_mirror_at_most);
 const MACVLAN: &str = "macvlan mode bridge";
 const SECONDS: u64 = 5;
 const OFTEN: Duration = Duration::from_millis(5);
-/// What was told of a bypass is told for 20 s more, and a namespace without an exit may be read again a minute later only.
+/// A bypass is reported for 20 s after its end, and a namespace without a relay device may be read again only a minute
+/// later.
 const AGAIN: Duration = Duration::from_secs(90);
 
 /// The numbers of the frames that the hostile pod has sent from its NICs.
@@ -42,7 +43,7 @@ fn hostile(frames: &Frames) -> Frames {
     frames.only(|frame| kinds.iter().any(|kind| frame[12..14] == *kind))
 }
 
-/// What the taps of a pod have counted that was not copied, by session, direction and verdict.
+/// The counters of a pod's taps for packets that were not copied, by session, direction and verdict.
 fn not_copied(status: &Status, pod: &PodNs) -> BTreeMap<(u32, String), u64> {
     let taps = status.taps.iter().filter(|tap| tap.pod.as_ref().is_some_and(|of| of.name == pod.name()));
     let sessions = taps.flat_map(|tap| &tap.sessions);
@@ -52,7 +53,7 @@ fn not_copied(status: &Status, pod: &PodNs) -> BTreeMap<(u32, String), u64> {
     counts.filter(|((_, verdict), _)| !verdict.ends_with(" copied")).collect()
 }
 
-/// A device of the node that leads to the devices over it, and to this bridge.
+/// Creates a device of the node for the devices over it, with a peer in this bridge.
 fn up(lab: &Lab, device: &str, port: &str, bridge: &str) {
     lab.node().ip(&format!("link add {device} type veth peer name {port}"));
     for end in [device, port] {
@@ -74,9 +75,9 @@ fn a_hostile_pod_harms_its_own_mirror_at_most(mode: AttachMode) {
     let mut evil = lab.pod("evil", "br1");
     evil.add_nic_over(lab, MACVLAN, "up0");
     let (evil, friend) = (&evil, &lab.pod("friend", "br1"));
-    // It gets a tap again and again, while packets reach it.
+    // The pod gets a tap repeatedly, while packets reach it.
     with_qdisc(lab, db, mode);
-    // It is seen on both sides of its veth.
+    // Makes the agent tap the pod on both sides of its veth.
     let _cni = Neighbour::named_as_ciliums(lab, evil.veth_host());
     let before = lab.network_state();
 
@@ -112,7 +113,7 @@ fn a_hostile_pod_harms_its_own_mirror_at_most(mode: AttachMode) {
     let time = Duration::from_secs(from_environment("MIRROR_RAMPAGE_SECONDS", || SECONDS));
     let mut hostile_pod = Hostile::new(lab, evil, Random::from_clock("rampage"));
     let stop = AtomicBool::new(false);
-    // What the taps of the hostile pod have counted that was not copied.
+    // The hostile pod's packets that were not copied, as counted by its taps.
     let mut counted = BTreeMap::new();
     let while_it_acts = || {
         let end = Instant::now() + time;
@@ -148,7 +149,7 @@ fn a_hostile_pod_harms_its_own_mirror_at_most(mode: AttachMode) {
         actor.join().unwrap().stop();
     });
 
-    // The others: each packet once, and none of the hostile pod's.
+    // The other pods: each packet once, and none of the hostile pod's.
     assert!(!agent.has_ended(), "{:#?}", agent.log());
     shows(&mirror, || of_web.frames().and(&of_near.frames()));
     for (place, capture) in [
@@ -160,7 +161,7 @@ fn a_hostile_pod_harms_its_own_mirror_at_most(mode: AttachMode) {
     ] {
         assert!(hostile(&capture.frames()).is_empty(), "{place}: {}", hostile(&capture.frames()));
     }
-    // Its own: nothing that it sent into its exit, and what is missing was told.
+    // The hostile pod: no copy of a frame that it sent into the relay device, and a report on missing copies.
     let copies = of_evil.frames();
     assert!(copies.only(|frame| frame[12..14] == FORGED.to_be_bytes()).is_empty(), "{copies}");
     let missing: Vec<_> = numbers(&of_friend.frames()).difference(&numbers(&copies)).copied().collect();
@@ -176,7 +177,7 @@ fn a_hostile_pod_harms_its_own_mirror_at_most(mode: AttachMode) {
     let warnings: Vec<_> = agent.log_with(&["\"WARN\""]).into_iter().filter(nameless).collect();
     assert_eq!(warnings, Vec::<String>::new());
 
-    // It has stopped: its mirror is whole again. What has got around its tap is told until packets do no more.
+    // After the attack the pod's mirror is complete again. A bypass is reported until no more packets bypass the tap.
     eventually(AGAIN, || {
         pods.write_to_wake(&specs("false"));
         for nic in evil.nics() {
@@ -196,7 +197,7 @@ fn a_hostile_pod_harms_its_own_mirror_at_most(mode: AttachMode) {
         evil.netns()
             .send_frame(&nic.name, &Frame::new(friend.eth0().mac, nic.mac).filled(300, number).bytes());
     }
-    // Both NICs are in one network, so each gets the broadcasts of the other one, which are copied once.
+    // Both NICs are in one network, so each gets the other's broadcasts, which are copied once.
     shows(&of_evil, || inside[0].frames().or(&inside[1].frames()));
     agent.stop();
     lab.cleanup();

@@ -7,7 +7,7 @@ use crate::{
     streams::{TARGET, streamed, wait_stream},
 };
 
-/// Every packet that counts as copied is in the file of a reader that ends in order.
+/// Every packet that counts as copied is in the file of a reader that ends normally.
 #[test]
 fn nothing_is_missing_at_the_end_of_a_reader() {
     let Node { web, db, lab } = &Node::bridged("streamend");
@@ -31,7 +31,7 @@ fn nothing_is_missing_at_the_end_of_a_reader() {
     }
 }
 
-/// A program that does not read any more is killed. The next one has the whole ring.
+/// A reader that has stopped reading is killed. The next one has the whole ring.
 #[test]
 fn a_killed_reader_leaves_the_stream_to_the_next() {
     let Node { web, db, lab } = &Node::bridged("streamkilled");
@@ -62,8 +62,8 @@ fn a_killed_reader_leaves_the_stream_to_the_next() {
     assert_eq!(lab.status().tap(web.veth_host()).total("lost"), lost);
 }
 
-/// Each reader is asked to end, and the next one starts at once, while packets come. The accounts of room are right at
-/// the end: what a session has taken was returned, no more and no less.
+/// Each reader is asked to end, and the next one starts at once, while packets arrive. At the end the accounts of ring
+/// space balance: exactly the bytes that a session has taken were returned.
 #[test]
 fn readers_that_follow_at_once_keep_no_room_of_each_other() {
     let Node { web, db, lab } = &Node::bridged("streamnext");
@@ -77,7 +77,7 @@ fn readers_that_follow_at_once_keep_no_room_of_each_other() {
     for reader in 1..6 {
         flood.go_on(500);
         tail.interrupt();
-        // A number that is never reached gives its file another name.
+        // The count is never reached; it only makes the name of the file differ.
         let words = ["tail", "--target", "live", "-c", &(reader * 1_000_000).to_string()];
         let next = Tail::start_when_free(lab, &words);
         read += tail.wait().packets.len();
@@ -94,7 +94,8 @@ fn readers_that_follow_at_once_keep_no_room_of_each_other() {
     assert_eq!(tail.stop().statistics.len(), 1);
 }
 
-/// The mirror of a pod changes its target. What it has copied and lost elsewhere is not in the file.
+/// A mirror changes its target to the stream. The packets that it has copied and lost for the other target are not in
+/// the file's counts.
 #[test]
 fn a_mirror_that_changes_to_the_stream_brings_no_counts_along() {
     let Node { web, db, lab } = &Node::bridged("streammoved");

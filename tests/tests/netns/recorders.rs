@@ -1,4 +1,4 @@
-//! The newest packets, while they are being recorded: `recorder` and `save`, and SIGUSR1 for `capture --ring`.
+//! The newest packets of a running recording: `recorder` and `save`, and SIGUSR1 for `capture --ring`.
 
 use std::{fs, os::unix::fs::MetadataExt as _};
 
@@ -18,12 +18,12 @@ fn recorder(lab: &Lab) -> Tail {
     recorder
 }
 
-/// The pings of a pod go to the target.
+/// Mirrors the pings of a pod to the target.
 fn pings_of(web: &PodNs, lab: &Lab) -> PodsFile {
     PodsFile::new(lab, &[streamed(web).annotated("podmirror.io/filter", "icmp")])
 }
 
-/// What the recorder has now, of these pods.
+/// The recorder's packets of these pods.
 fn save(lab: &Lab, pods: &[&str]) -> Result<PacketFile, Exit> {
     let file = lab.files().join("saved.pcapng");
     let words = ["save", "--target", "live", "-w", file.to_str().unwrap()];
@@ -36,7 +36,7 @@ fn save(lab: &Lab, pods: &[&str]) -> Result<PacketFile, Exit> {
     Ok(saved)
 }
 
-/// Waits until the recorder has so many packets of these pods.
+/// Waits until the recorder has this number of packets of these pods.
 #[track_caller]
 fn saved(lab: &Lab, pods: &[&str], packets: usize) -> PacketFile {
     eventually(SOON, || {
@@ -46,7 +46,7 @@ fn saved(lab: &Lab, pods: &[&str], packets: usize) -> PacketFile {
     })
 }
 
-/// A recorder outlives the agent, and has what came before and after its end.
+/// A recorder outlives the agent, and has the packets from before and after the agent's end.
 #[test]
 fn what_is_recorded_outlives_the_agent() {
     let Node { web, db, lab } = &Node::bridged("recorder");
@@ -62,7 +62,7 @@ fn what_is_recorded_outlives_the_agent() {
     let first = saved(lab, &[], 10);
     assert_eq!(first.interfaces, ["default/web eth0"]);
     let (sent, received) = inside.frames();
-    // All of IPv4 here is ICMP.
+    // All IPv4 packets here are ICMP.
     assert_eq!((first.frames("egress"), first.frames("ingress")), (sent.ipv4(), received.ipv4()));
     assert_eq!(first.statistics, [(10, 0)]);
     assert_eq!(saved(lab, &["--pod", "default/web"], 10).packets, first.packets);
@@ -91,8 +91,8 @@ fn what_is_recorded_outlives_the_agent() {
     wait_stream(lab, false);
 }
 
-/// A recorder that is there keeps its target and its packets. One that stood still while the agent was replaced loses the
-/// target to the next recorder, and gets it back, with the socket, when that one ends.
+/// A running recorder keeps its target and its packets. A recorder that was stopped while the agent was replaced loses
+/// the target to the next recorder, and gets it back, with the socket, when that one ends.
 #[test]
 fn a_target_has_one_recorder() {
     let Node { web, db, lab } = &Node::bridged("recorders");
@@ -115,7 +115,7 @@ fn a_target_has_one_recorder() {
     second.wait_for_log("recording");
     first.go_on();
     first.wait_for_log("another program reads target live");
-    // The second one has begun with nothing.
+    // The second recorder has begun without packets.
     web.ping(db.v4(), 2, 56);
     saved(lab, &[], 4);
     second.kill();
@@ -127,7 +127,7 @@ fn a_target_has_one_recorder() {
     first.kill();
 }
 
-/// SIGUSR1 makes a file of what a capture has kept so far.
+/// SIGUSR1 writes what a capture has kept so far to a file.
 #[test]
 fn a_ring_is_saved_while_it_goes_on() {
     let Node { web, db, lab } = &Node::bridged("usr1");

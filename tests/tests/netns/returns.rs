@@ -1,5 +1,5 @@
-//! The node sends a packet back to the pod that sent it, with the same addresses: it is the same packet, and is on the mirror
-//! interface once.
+//! The node sends a packet back to the pod that sent it, with the same addresses: it is the same packet, and appears on
+//! the mirror interface once.
 
 use mirror_tests::{Agent, Capture, Lab, MIRROR, PodNs, PodSpec, PodsFile, check};
 
@@ -17,9 +17,9 @@ fn sends_to_itself(lab: &Lab, web: &PodNs) {
     let _agent = Agent::run(lab, any_mode(), &pods, &[]);
     lab.wait_mirrored(&[web]);
     let (inside, mirror) = (Inside::of(web), Capture::start(lab.node(), MIRROR));
-    // Nobody answers: the pod is not the service.
+    // There is no answer: the pod does not have the service's address.
     web.netns().try_run(&format!("ping -q -c {PINGS} -i 0.01 -W 1 {SERVICE}"));
-    // Behind the router the packet has one hop less to live.
+    // The router has decremented the TTL of the returned packet.
     let is_ping = |frame: &[u8]| frame[12..14] == [8, 0] && frame[23] == 1 && frame[34] == 8;
     let is_back = |frame: &[u8]| is_ping(frame) && frame[22] == 63;
     shows(&mirror, || inside.capture.frames().only(|frame| !is_back(frame)));
@@ -54,6 +54,6 @@ fn what_goes_up_through_a_bridge_and_back_is_mirrored_once() {
     node.ip(&format!("route add {SERVICE} via {} dev br0", web.v4()));
     web.netns().ip(&format!("route add {NODE} dev eth0"));
     web.netns().ip(&format!("route add {SERVICE} via {NODE}"));
-    // A bridge sends nothing back through the port that it came from, but what it sends itself is none of that.
+    // A bridge does not forward a packet to the port where it arrived, but it does send the node's own packets there.
     sends_to_itself(lab, web);
 }

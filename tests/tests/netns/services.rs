@@ -1,5 +1,5 @@
-//! Services: a packet that the node translates between two mirrored pods is another packet at each of them. A reader gets
-//! both views, each complete, so that an IDS can follow either connection.
+//! Services: a packet that the node translates between two mirrored pods is another packet at each of them. A reader
+//! gets both views, each complete, so that an IDS can follow either connection.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -22,7 +22,7 @@ const V6: &str = "fd96::10";
 const PORT: u16 = 80;
 const ENDPOINT: u16 = 8080;
 
-/// The node translates the service's addresses to those of a pod, as kube-proxy does, and itself for the source if
+/// Makes the node translate the service's addresses to those of a pod, as kube-proxy does, and the source to its own if
 /// `masquerade`.
 fn service(node: &Netns, endpoint: &PodNs, masquerade: bool) {
     let (v4, v6) = (endpoint.v4(), endpoint.v6());
@@ -46,7 +46,7 @@ fn service(node: &Netns, endpoint: &PodNs, masquerade: bool) {
     node.run(&format!("nft -f {}", file.path().display()));
 }
 
-/// A connection of a client to the service, with a question and its answer.
+/// Connects a client to the service, and exchanges a request and its answer.
 fn connects(client: &PodNs, server: &PodNs, service: &str, endpoint: IpAddr) {
     let listener = server.netns().enter(|| TcpListener::bind((endpoint, ENDPOINT))).unwrap();
     let to = SocketAddr::new(service.parse().unwrap(), PORT);
@@ -71,7 +71,7 @@ fn connects(client: &PodNs, server: &PodNs, service: &str, endpoint: IpAddr) {
     });
 }
 
-/// Datagrams with answers, as in DNS. All have the same bytes.
+/// Exchanges datagrams with answers, as in DNS. All have the same bytes.
 fn asks(client: &PodNs, server: &PodNs, times: usize) {
     let server = server.netns().enter(|| UdpSocket::bind((server.v4(), ENDPOINT))).unwrap();
     let client = client.netns().enter(|| UdpSocket::bind((client.v4(), 0))).unwrap();
@@ -88,7 +88,8 @@ fn asks(client: &PodNs, server: &PodNs, times: usize) {
     }
 }
 
-/// Fails unless tshark finds these connections, by client, server and port, each whole and with nothing too many.
+/// Fails unless tshark finds exactly these connections, by client, server and port, each complete and without
+/// additional packets.
 #[track_caller]
 fn has_connections(mirror: &Capture, expected: &[(IpAddr, IpAddr, u16)]) {
     let mistakes = ["retransmission", "out_of_order", "duplicate_ack", "lost_segment", "ack_lost_segment"];
@@ -175,7 +176,8 @@ fn both_views_of_a_service_are_complete() {
         ],
     );
     assert_eq!(service.duplicates(&[web, db]), 0, "each packet was translated");
-    // Without a translation, the packet is the same behind the router: the mirror interface shows it as its sender sent it.
+    // Without a translation, the packet after the router is the same: the mirror interface shows it as its sender sent
+    // it.
     let before = service.mirror.frames();
     web.ping(db.v4(), 20, 56);
     let sent = |pod: &PodNs, inside: &Capture| {
@@ -187,7 +189,7 @@ fn both_views_of_a_service_are_complete() {
     assert_eq!(service.duplicates(&[web, db]), 40);
 }
 
-/// With one of the two pods mirrored, the reader gets the view of that pod, and nothing of the other one.
+/// If one of the two pods is mirrored, the reader gets that pod's view, and nothing of the other one.
 #[test]
 fn the_view_of_one_pod_is_complete() {
     for (name, is_client) in [("service-client", true), ("service-backend", false)] {
@@ -209,7 +211,7 @@ fn the_view_of_one_pod_is_complete() {
     }
 }
 
-/// Each view is a conversation with ends of its own, so a sample may have one of them and not the other one.
+/// Each view is a connection with its own endpoints, so a sample may have one of them and not the other one.
 #[test]
 fn a_sample_takes_each_view_whole_or_not_at_all() {
     const CONVERSATIONS: usize = 100;
@@ -225,7 +227,7 @@ fn a_sample_takes_each_view_whole_or_not_at_all() {
     for (flow, packets) in &kept {
         assert_eq!(all[flow], *packets, "flow {flow:?}");
     }
-    // The two views of a conversation have its client's address and port in common.
+    // The two views of a connection have the client's address and port in common.
     let mut views = BTreeMap::<Vec<u8>, Vec<bool>>::new();
     for flow in all.keys() {
         let client =
@@ -236,7 +238,7 @@ fn a_sample_takes_each_view_whole_or_not_at_all() {
     assert_eq!(kinds.len(), 4, "none, one, the other, both: {kinds:?}");
 }
 
-/// The client's own pod is the endpoint: the node masquerades, and sends each packet back to the pod that it comes from.
+/// The client's own pod is the endpoint: the node masquerades, and sends each packet back to the pod that has sent it.
 #[test]
 fn a_pod_that_calls_itself_through_a_service_is_seen_both_ways() {
     let Node { web, db, lab } = &Node::routed("service-itself");

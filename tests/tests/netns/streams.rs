@@ -1,4 +1,4 @@
-//! A stream is the target of mirrors: one program at a time reads it, and nothing is copied while none does.
+//! A stream is the target of mirrors: one program at a time reads it, and nothing is copied without a reader.
 
 use std::collections::BTreeMap;
 
@@ -46,7 +46,7 @@ fn is_ipv4(frame: &[u8], protocol: u8) -> bool {
     frame[12..14] == [8, 0] && frame[23] == protocol
 }
 
-/// The mirror of web wants UDP and that of db wants ICMP, so each packet between them is for one of the two.
+/// The mirror of web selects UDP and that of db selects ICMP, so each packet between them is for one of the two.
 #[test]
 fn two_pods_with_their_own_filters_are_in_one_file() {
     let Node { web, db, lab } = &Node::bridged("streams");
@@ -122,7 +122,7 @@ fn what_a_rate_or_a_budget_keeps_out_is_in_the_file() {
             let of_pod = file.packets.iter().filter(|packet| packet.interface == pod);
             of_pod.count() as u64
         };
-        // The budget is used up. A packet that one of them has copied is no packet for the other.
+        // The budget is used up. A packet that one mirror has copied counts as a duplicate for the other.
         let db = counted["default/db eth0"];
         let web = counted["default/web eth0"];
         for ((received, lost), limited, came) in
@@ -136,7 +136,7 @@ fn what_a_rate_or_a_budget_keeps_out_is_in_the_file() {
     agent.stop();
 }
 
-/// That nobody reads is a normal state. Each reader has the packets of its own time, and their counts.
+/// A stream without a reader is a normal state. Each reader has the packets of its own time, and their counts.
 #[test]
 fn a_stream_without_a_reader_is_down() {
     let Node { web, db, lab } = &Node::bridged("streamdown");
@@ -210,7 +210,7 @@ fn attach_copies_to_a_stream() {
     eventually(SOON, || {
         let (file, (sent, received)) = (tail.file(), inside.frames());
         let icmp = |frames: Frames| frames.only(|frame| is_ipv4(frame, 1));
-        // What the node's end of the veth receives is what the pod has sent.
+        // What the node side of the veth receives is what the pod has sent.
         frames(&file, web.veth_host(), "ingress").same_as(&icmp(sent))?;
         frames(&file, web.veth_host(), "egress").same_as(&icmp(received))
     });
@@ -220,7 +220,7 @@ fn attach_copies_to_a_stream() {
     lab.network_is_as(&before);
 }
 
-/// Two mirrored pods talk to each other. The mirrors are ordinary ones: the packet is copied at the first tap.
+/// Two mirrored pods talk to each other. Both mirrors use the stream: the packet is copied at the first tap.
 #[test]
 fn a_packet_between_two_mirrored_pods_comes_once() {
     let Node { web, db, lab } = &Node::bridged("streamonce");
@@ -247,7 +247,7 @@ fn a_packet_between_two_mirrored_pods_comes_once() {
     }
 }
 
-/// Pods get the mirror and lose it while a program reads.
+/// Pods start and stop to be mirrored while a program reads.
 #[test]
 fn pods_come_and_go_while_the_stream_is_read() {
     let Node { web, db, lab } = &Node::bridged("streamgoes");
@@ -283,7 +283,7 @@ fn an_agent_that_ends_ends_the_reader() {
     let pods = PodsFile::new(lab, &[streamed(web)]);
     for is_killed in [false, true] {
         let agent = Agent::run(lab, any_mode(), &pods, &TARGET);
-        // The taps are still those of the agent before.
+        // The taps may still be the former agent's.
         agent.wait_for_log(&["agent started"]);
         lab.wait_mirrored(&[web]);
         let tail = Tail::start(lab, &["tail", "--target", "live"]);
@@ -297,7 +297,7 @@ fn an_agent_that_ends_ends_the_reader() {
         assert_eq!(code, Some(1), "it did not end by itself, as with Ctrl-C");
         assert!(file.packets.len() >= 10 && file.statistics.len() == 1, "{file:?}");
         assert_eq!(lab.status().taps.len(), 1);
-        // Nobody takes the ring of a killed agent away.
+        // The ring of a killed agent stays in place.
         assert_eq!(lab.status().target("live").up, is_killed);
     }
     let agent = Agent::run(lab, any_mode(), &pods, &TARGET);
@@ -312,7 +312,7 @@ fn an_agent_that_ends_ends_the_reader() {
     assert_eq!(lab.pins(), Vec::<std::path::PathBuf>::new());
 }
 
-/// The next agent names a device for the same target. What the killed one has left of the stream is in nobody's way.
+/// The next agent has a device for the same target. The killed agent's stream does not block it.
 #[test]
 fn a_stream_becomes_a_device() {
     let Node { web, db, lab } = &Node::bridged("streamdevice");
@@ -336,7 +336,7 @@ fn a_stream_becomes_a_device() {
     assert_eq!(lab.pins(), Vec::<std::path::PathBuf>::new());
 }
 
-/// An engineer's command must say at once what is wrong.
+/// The command must report at once what is wrong.
 #[test]
 fn what_is_no_stream_of_this_agent_is_refused() {
     let Node { web, db: _db, lab } = &Node::bridged("streamrefused");

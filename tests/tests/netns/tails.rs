@@ -1,4 +1,4 @@
-//! `tail` and `capture` read the packets of pods and interfaces, without any change to the mirrors of others.
+//! `tail` and `capture` read the packets of pods and interfaces, without any change to other mirrors.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -29,7 +29,7 @@ fn talk(web: &PodNs, db: &PodNs) {
     }
 }
 
-/// No pod asks for a mirror. The tap is there for the tail alone, and goes with it.
+/// No pod requests a mirror. The tap exists only for the tail, and is removed with it.
 #[test]
 fn a_pod_is_read_completely() {
     let Node { web, db, lab } = &Node::bridged("tail");
@@ -53,7 +53,7 @@ fn a_pod_is_read_completely() {
     });
 }
 
-/// Checksums are finished and super-frames are cut, as for a capture at the other end of a cable.
+/// Checksums are complete and super-frames are segmented, as for a capture on a wire.
 #[test]
 fn frames_are_as_on_a_wire() {
     let Node { web, db, lab } = &Node::bridged("tailwire");
@@ -71,7 +71,7 @@ fn frames_are_as_on_a_wire() {
     let packets = tail.stop().packets;
     let ended = SystemTime::now();
     assert!(packets.iter().all(|packet| packet.frame.length <= 1514));
-    // The order of a flow is what `wireshark_finds_nothing_wrong` is about. The times of two CPUs may cross.
+    // `wireshark_finds_nothing_wrong` checks the order within a flow. Timestamps of two CPUs may be out of order.
     let during = |time: SystemTime| (begun..=ended).contains(&time);
     assert!(packets.iter().all(|packet| during(UNIX_EPOCH + Duration::from_nanos(packet.time_ns))));
 }
@@ -147,7 +147,7 @@ fn an_interface_is_read_without_an_agent() {
     assert!(lab.pins().is_empty(), "{:?}", lab.pins());
 }
 
-/// An engineer's command must say at once what is wrong, and leave nothing.
+/// The command must report at once what is wrong, and leave nothing.
 #[test]
 fn what_cannot_be_read_is_refused() {
     let Node { web, db, lab } = &Node::bridged("tailrefused");
@@ -180,7 +180,7 @@ fn what_cannot_be_read_is_refused() {
     lab.wait_mirrored(&[]);
 }
 
-/// What the reader has no time for is lost, and counted to the last packet. The pod is not delayed.
+/// Packets that the reader is too slow for are lost, and each is counted. The pod is not delayed.
 #[test]
 fn copied_and_lost_are_all_that_was_seen() {
     let Node { web, db, lab } = &Node::bridged("taillost");
@@ -248,8 +248,8 @@ fn an_agent_that_ends_ends_the_tail() {
     lab.wait_mirrored(&[]);
 }
 
-/// The sessions of a killed agent's capture stay until the next agent has its list. They are never taken for those of
-/// another capture.
+/// The sessions of a killed agent's capture stay until the next agent has its list. They are never reused for another
+/// capture.
 #[test]
 fn a_killed_agents_capture_is_not_the_next_ones() {
     let Node { web, db, lab } = &Node::bridged("tailafter");
@@ -261,7 +261,7 @@ fn a_killed_agents_capture_is_not_the_next_ones() {
     assert_eq!(before.end().0, Some(1));
     let mirror = Capture::start(lab.node(), MIRROR);
     let inside = Inside::of(web);
-    // No agent: a tail must not take away what the agent has left.
+    // Without an agent a tail must not remove what the agent has left.
     let exit = lab.agent_exit(&["tail", web.veth_host(), "-w", "/dev/null"]);
     assert!(exit.code == Some(1) && exit.stderr.contains("has left its mirror"), "{exit:?}");
     web.ping(db.v4(), 3, 56);
@@ -283,7 +283,7 @@ fn a_killed_agents_capture_is_not_the_next_ones() {
     lab.wait_mirrored(&[web]);
 }
 
-/// A flood of one pod takes no room from the pings of another pod in the same ring.
+/// A flood of one pod does not displace another pod's pings in the same ring.
 #[test]
 fn a_flood_hides_no_other_pod() {
     let lab = mirror_tests::Lab::new("tailflood");

@@ -1,5 +1,5 @@
-//! Copies leave the node in a tunnel. The receiver is the kernel's own device for such tunnels, on a machine at the other
-//! end of a cable.
+//! Copies leave the node in a tunnel. The receiver is the kernel's own device for such tunnels, on a directly connected
+//! machine.
 
 use std::net::{Ipv4Addr, UdpSocket};
 
@@ -42,7 +42,7 @@ fn a_tunnel_brings_every_frame_once_and_unchanged() {
     assert_eq!(lab.pins(), Vec::<std::path::PathBuf>::new());
 }
 
-/// Each NIC has a key of a range. It keeps the key over a restart, and a key that is free again goes to the next NIC.
+/// Each NIC has a key of a range. It keeps the key over a restart, and a free key is given to the next NIC.
 #[test]
 fn each_nic_has_its_own_key() {
     let scene = Scene::new("tunnel-keys", 1500);
@@ -76,7 +76,7 @@ fn each_nic_has_its_own_key() {
         agent.wait_for_log(&["the target takes copies"]);
         assert_eq!(keys(&lab.status()), given, "the same after a restart, round {round}");
     }
-    // There is no third key, until a pod goes.
+    // There is no third key until a pod is deleted.
     pods.write(&all);
     lab.wait_status(|status| {
         let notes = status.notes.clone().unwrap_or_default();
@@ -93,8 +93,8 @@ fn each_nic_has_its_own_key() {
     lab.cleanup();
 }
 
-/// Another program has the port. The target says so, and everything else works: the agent is ready, and mirrors to
-/// other targets. That program's device cannot be mirrored into a tunnel.
+/// Another program uses the port. Only the target reports that; everything else works: the agent is ready, and mirrors
+/// to other targets. The other program's device cannot be mirrored into a tunnel.
 #[test]
 fn a_port_that_is_taken_is_a_reason_of_its_target_alone() {
     let scene = Scene::new("tunnel-taken", 1500);
@@ -117,11 +117,11 @@ fn a_port_that_is_taken_is_a_reason_of_its_target_alone() {
     assert!(lab.devices().contains(&"cni".to_owned()) && !lab.devices().contains(&DEVICE.to_owned()));
     agent.stop();
     lab.cleanup();
-    // The packets of such a device may have addresses of its program's, which the copies would overwrite.
+    // The packets of such a device can carry tunnel addresses of its owner, which the copies would overwrite.
     let exit = lab.agent_exit(&["attach", "cni", "--target", FAR, "--mirror-target", "far"]);
     assert!(exit.code == Some(1) && exit.stderr.contains("it is a tunnel's device (vxlan)"), "{exit:?}");
 
-    // A device of the tunnel's name that another program has made is left alone.
+    // A device of another program with the tunnel device's name is not changed.
     lab.node().ip("link delete cni");
     lab.node().ip(&format!("link add {DEVICE} type vxlan id 1 dstport 4790"));
     lab.node().ip(&format!("link set {DEVICE} up"));
@@ -132,12 +132,13 @@ fn a_port_that_is_taken_is_a_reason_of_its_target_alone() {
     assert!(lab.devices().contains(&DEVICE.to_owned()));
 }
 
-/// The frames of a pod are as long as the packets on the cable, so their copies do not fit. The pod's own packets do.
+/// The frames of a pod are as long as the packets between the machines, so their copies do not fit. The pod's own
+/// packets do.
 #[test]
 fn a_copy_that_does_not_fit_is_treated_as_told() {
     let scene = Scene::new("tunnel-oversize", 1500);
     let Scene { far, node: Node { web, db, lab }, .. } = &scene;
-    // 1500 bytes less the headers of IPv4, UDP and VXLAN.
+    // 1500 bytes minus the headers of IPv4, UDP and VXLAN.
     let room = 1464;
     for (oversize, kept, verdict) in [
         ("truncate", room, "copied"),
@@ -174,8 +175,8 @@ fn a_copy_that_does_not_fit_is_treated_as_told() {
     }
 }
 
-/// Bulk data arrives, because super-frames are segmented. Whoever wants to can have them cut, and a snap length holds. What
-/// was cut is counted.
+/// Bulk data arrives, because super-frames are segmented. With other options they are cut, and a snap length applies.
+/// What was cut is counted.
 #[test]
 fn a_super_frame_arrives_whole_or_is_counted_as_cut() {
     let scene = Scene::new("tunnel-super", 1500);
@@ -192,7 +193,7 @@ fn a_super_frame_arrives_whole_or_is_counted_as_cut() {
         let lengths =
             |capture: &Capture| capture.in_order().iter().map(|frame| frame.length).collect::<Vec<_>>();
         let room = 1464;
-        // Of each packet that the pod had: the bytes of it that are to arrive.
+        // The bytes of a pod's packet that must arrive.
         let kept = |length: usize| match (option, snaplen) {
             (_, Some(most)) => length.min(most),
             ("", None) if length > 1514 => length,
@@ -201,7 +202,7 @@ fn a_super_frame_arrives_whole_or_is_counted_as_cut() {
         let cut = |length: usize| snaplen.is_none().then(|| length - kept(length)).filter(|bytes| *bytes > 0);
         eventually(SOON, || {
             let sent = lengths(&inside.capture);
-            // Segments have headers of their own besides.
+            // Segments have additional headers of their own.
             let expected: usize = sent.iter().map(|length| kept(*length)).sum();
             let now: usize = lengths(&arrived).iter().sum();
             check(now >= expected, || format!("{now} bytes, not {expected}"))
@@ -217,7 +218,7 @@ fn a_super_frame_arrives_whole_or_is_counted_as_cut() {
     }
 }
 
-/// The cable fails and comes back. The pod never notices, and each packet is counted.
+/// The link fails and comes back. The pod's traffic is not affected, and each packet is counted.
 #[test]
 fn copying_goes_on_when_the_way_is_back() {
     let scene = Scene::new("tunnel-down", 1500);
@@ -256,8 +257,9 @@ fn copying_goes_on_when_the_way_is_back() {
     lab.cleanup();
 }
 
-/// On another node a mirrored pod may be the receiver. The packets that bring it copies are known by port and VNI, and are
-/// copied to no target. Those of other tunnels are copied, and those that a pod sends: it could hide its packets so.
+/// A mirrored pod can be the receiver of another node's copies. Packets that carry copies to it are recognised by port
+/// and VNI, and are not copied to any target. Packets of other tunnels are copied, and so are those that a pod sends:
+/// otherwise it could hide its packets this way.
 #[test]
 fn packets_that_bring_copies_are_not_copied_again() {
     let scene = Scene::new("tunnel-loop", 1500);

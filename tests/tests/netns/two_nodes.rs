@@ -22,7 +22,8 @@ impl Half {
         Self { ids: if is_first { one } else { two }, node }
     }
 
-    /// The receiver's device, for the copies of the other node. A packet with a full frame is not fragmented on the way.
+    /// Creates the receiver's device for the copies of the other node. A packet with a full frame is not fragmented on
+    /// the path.
     fn receives(&self, vni: u32) {
         let (netns, address) = (self.ids.netns(), self.ids.v4());
         self.ids.set_mtu(&self.node.lab, 1600);
@@ -33,8 +34,8 @@ impl Half {
     }
 }
 
-/// Each pod's frames reach the other node's receiver once. The packets that bring them pass the taps of the uplink and of
-/// the receiver there, and are not copied back.
+/// Each pod's frames reach the other node's receiver once. The packets that carry them pass the taps of the uplink and
+/// of the receiver there, and are not copied back.
 #[test]
 fn two_nodes_that_mirror_to_each_other_copy_each_frame_once() {
     let halves = [Half::new("node-a", true), Half::new("node-b", false)];
@@ -43,7 +44,8 @@ fn two_nodes_that_mirror_to_each_other_copy_each_frame_once() {
     cable((near, "up0"), (other, "up0"), 1600);
     for (netns, own, to, ids) in [(near, 1, 2, &b.ids), (other, 2, 1, &a.ids)] {
         netns.ip(&format!("address add 10.9.0.{own}/24 dev up0"));
-        // The pod of the same number that was dropped here may still have its route: the kernel removes namespaces later.
+        // The dropped pod with the same number may still have its route here: the kernel removes namespaces
+        // asynchronously.
         netns.ip(&format!("route replace {} via 10.9.0.{to}", ids.v4()));
     }
     for (netns, ids) in [(near, &b.ids), (other, &a.ids)] {
@@ -98,7 +100,8 @@ fn two_nodes_that_mirror_to_each_other_copy_each_frame_once() {
             brought,
             "what brings copies to the receiver"
         );
-        // Packets that leave are known by their mark. A capture shows those that arrive, because it is on no other node.
+        // Outgoing packets with copies are recognised by their mark. A capture shows the arriving ones, because it
+        // exists on this node only.
         let uplink = named(&[("ingress loop", all[at].len()), ("egress copied", others)]);
         assert_eq!(status.tap("up0").sessions[0].verdicts(), uplink);
     }

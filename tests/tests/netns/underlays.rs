@@ -1,4 +1,4 @@
-//! The way to the receiver has a router, and an MTU of 1500 as the pods have. So a full frame does not fit into a packet.
+//! The path to the receiver has a router, and an MTU of 1500 like the pods. So a full frame does not fit into a packet.
 
 use std::collections::BTreeMap;
 
@@ -24,13 +24,13 @@ const fn way(name: &'static str, target: &'static str, room: usize, receiver: &'
     Way { name, target, room, receiver }
 }
 
-/// The kinds that each kernel of these tests has.
+/// The tunnel types of every kernel of these tests.
 const VXLAN: [Way; 2] = [
     way("v4", "vxlan:10.9.0.5:4789/vni=78", 1464, "vxlan id 78 dstport 4789 local 10.9.0.5 nolearning"),
     way("v6", "vxlan:[fd09::5]:4789/vni=79", 1444, "vxlan id 79 dstport 4789 local fd09::5 nolearning"),
 ];
 
-/// The others, for the stories of `kinds`.
+/// The other types, for the stories of `kinds`.
 pub(crate) const OTHERS: [Way; 7] = [
     way("n4", "geneve:10.9.0.5:6081/vni=77/identity=true", 1452, "geneve id 77 remote 10.9.0.1 dstport 6081"),
     way("n6", "geneve:[fd09::5]:6081/vni=78", 1444, "geneve id 78 remote fd09::1 dstport 6081"),
@@ -61,18 +61,18 @@ impl Way {
         self.name.ends_with('6')
     }
 
-    /// The room when the node has learned that the way has an MTU of 1400. Over IPv4 it does not learn this.
+    /// The room when the node has learned that the path has an MTU of 1400. Over IPv4 it does not learn this.
     fn narrow_room(&self) -> usize {
         self.room - if self.is_v6() { 100 } else { 0 }
     }
 
-    /// Whether the kernel sends no ICMP error to the pod, for a packet that does not fit into what the agent has not seen
-    /// yet. `deliver` prevents it from Linux 5.12 on.
+    /// Whether the kernel sends the pod no ICMP error for a copy that exceeds an MTU which the agent has not read yet.
+    /// From Linux 5.12 on, `deliver` prevents the error.
     fn is_silent(&self) -> bool {
         !["g6", "e6"].contains(&self.name) || kernel_is_at_least(5, 12)
     }
 
-    /// Whether the kind takes this `oversize`.
+    /// Whether the type supports this `oversize`.
     fn takes(&self, oversize: &str) -> bool {
         match oversize {
             "fragment" => !self.is_v6(),
@@ -82,7 +82,7 @@ impl Way {
     }
 }
 
-/// A pod that is mirrored into each of these tunnels, and the agent that does it.
+/// A pod that is mirrored into each of these tunnels, and its agent.
 struct Mirrored<'a> {
     _in_order: OneCpu,
     scene: Scene,
@@ -113,7 +113,7 @@ impl<'a> Mirrored<'a> {
         self.ways.iter().map(|way| (way.name, capture(&self.scene.far, way.name))).collect()
     }
 
-    /// These frames come out of a tunnel, and no others.
+    /// Waits until exactly these frames arrive through a tunnel.
     fn brings(&self, way: &Way, arrived: &BTreeMap<&str, Capture>, expected: impl Fn() -> Frames) {
         eventually(SOON, || {
             let same = arrived[way.name].frames().same_as(&expected());
@@ -129,11 +129,11 @@ impl<'a> Mirrored<'a> {
     }
 }
 
-/// Bytes of the longest frame of the pods on a wire.
+/// Bytes of the pods' longest frame on a wire.
 const FULL: usize = 1514;
 
-/// The pods' own packets are as long as ever, of any kind. All have passed then: the last packets of a connection that was
-/// closed can wait in the queue of the CPU, and the pings come behind them.
+/// Sends packets of all kinds and of the usual lengths. At its end all have passed: the last packets of a closed
+/// connection can wait in the queue of the CPU, and the pings follow them.
 fn talk(web: &PodNs, db: &PodNs) {
     for address in [db.v4(), db.v6()] {
         Conversation::open(web, db, address).exchange(100_000);
@@ -146,11 +146,11 @@ fn talk(web: &PodNs, db: &PodNs) {
     web.ping(db.v6(), 5, 1452);
 }
 
-/// No ICMP error has reached the pods, and they have learned no other MTU.
+/// Checks that no ICMP error has reached the pods, and that they have learned no other MTU.
 fn is_unharmed(web: &PodNs, db: &PodNs, frames: &Frames) {
     let errors = frames.only(|frame| {
         let is_v4 = frame[12..14] == [0x08, 0x00] && frame[23] == 1 && ![0, 8].contains(&frame[34]);
-        // Types below 128 are errors.
+        // ICMPv6 types below 128 are errors.
         is_v4 || frame[12..14] == [0x86, 0xdd] && frame[20] == 58 && frame[54] < 128
     });
     assert!(errors.is_empty(), "ICMP errors: {errors}");
@@ -162,7 +162,7 @@ fn is_unharmed(web: &PodNs, db: &PodNs, frames: &Frames) {
     }
 }
 
-/// The frames with the long ones cut to `kept` bytes, or without them.
+/// The frames with the long ones cut to `kept` bytes, or without the long ones.
 fn with_long(frames: &Frames, room: usize, kept: Option<usize>) -> Frames {
     let fits = frames.only(|frame| frame.len() <= room);
     let long = frames.only(|frame| frame.len() > room);
@@ -170,7 +170,7 @@ fn with_long(frames: &Frames, room: usize, kept: Option<usize>) -> Frames {
     long.fold(fits, |all, (frame, times)| all.with(frame, times))
 }
 
-/// Frames of TCP, UDP and pings, in the form of a wire: with finished checksums, and no super-frames.
+/// TCP, UDP and ping frames in wire format: with complete checksums, and no super-frames.
 pub(crate) fn frames_are_treated_as_told(story: &str, ways: &[&Way]) {
     for oversize in ["truncate", "segment", "fragment", "drop"] {
         let ways = ways.iter().copied().filter(|way| way.takes(oversize)).collect();
@@ -219,13 +219,13 @@ pub(crate) fn frames_are_treated_as_told(story: &str, ways: &[&Way]) {
     }
 }
 
-/// Super-frames come out segmented, with right checksums. A segment that does not fit comes in IP fragments over IPv4, and
-/// is lost over IPv6.
+/// Super-frames arrive segmented, with correct checksums. A segment that does not fit is sent in IP fragments over
+/// IPv4, and is lost over IPv6.
 pub(crate) fn super_frames_are_segmented(story: &str, ways: &[&Way]) {
     let ways = ways.iter().copied().filter(|way| way.takes("segment")).collect();
     let mirrored = Mirrored::new(story, ways, "segment");
     let Node { web, db, lab } = &mirrored.scene.node;
-    // The kernel segments ahead of the cable, and not the next machine.
+    // Makes this node's kernel segment the frames, not the next machine.
     lab.node().run("ethtool -K up0 tx off tso off gso off");
     let (inside, arrived) = (Inside::of(web), mirrored.receivers(Capture::of_wire));
     talk(web, db);
@@ -235,7 +235,7 @@ pub(crate) fn super_frames_are_segmented(story: &str, ways: &[&Way]) {
         let segments = frames.only(is_super).on_a_wire();
         fits.and(&segments.only(|segment| !way.is_v6() || segment.len() <= way.room))
     };
-    // A long frame that is no super-frame is cut. Then nobody can finish its checksum.
+    // A long frame that is not a super-frame is cut. Then its checksum cannot be completed.
     let whole = |way: &Way, frames: &Frames| frames.only(|frame| frame.len() != way.room);
     for way in &mirrored.ways {
         eventually(SOON * 2, || {
@@ -260,8 +260,8 @@ pub(crate) fn super_frames_are_segmented(story: &str, ways: &[&Way]) {
     mirrored.end();
 }
 
-/// A router further on has a smaller MTU. Over IPv4 it makes fragments. Over IPv6 it tells the node, and the agent cuts to
-/// what fits as soon as it looks at the route again. The pods are told nothing.
+/// A later router has a smaller MTU. Over IPv4 it fragments. Over IPv6 it reports the MTU to the node, and the agent
+/// cuts to it as soon as it reads the route again. The pods get no ICMP error.
 pub(crate) fn a_narrow_way_is_learned(story: &str, ways: &[&Way]) {
     let ways = ways.iter().copied().filter(|way| way.is_silent()).collect();
     let mirrored = Mirrored::new(story, ways, "truncate");
@@ -276,7 +276,7 @@ pub(crate) fn a_narrow_way_is_learned(story: &str, ways: &[&Way]) {
     talk(web, db);
     let learned = || lab.node().ip("route get fd09::5").contains("mtu 1400");
     eventually(SOON, || check(learned(), || "the router has told nothing".into()));
-    // Also while the agent has not seen it.
+    // The agent has not read the new MTU yet.
     talk(web, db);
     is_unharmed(web, db, &inside.stop().1);
 

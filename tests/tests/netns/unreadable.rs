@@ -1,5 +1,5 @@
-//! Pods whose devices have texts that are not UTF-8, by accident or because the pod wants to hide them: they are mirrored as
-//! all others.
+//! Pods whose devices have names or aliases that are not UTF-8, by accident or because the pod wants to hide them: they
+//! are mirrored like all others.
 
 use std::{ffi::OsStr, os::unix::ffi::OsStrExt as _};
 
@@ -7,7 +7,7 @@ use mirror_tests::{Agent, AttachMode, Capture, Lab, PodNs, PodSpec, PodsFile, ch
 
 use crate::{Inside, MIRROR, Node, any_mode, shows};
 
-/// Sets the alias of `eth0`, and gives it an alternative name, from inside the pod. The kernel accepts any bytes.
+/// Sets an alias and an alternative name of `eth0` from inside the pod. The kernel accepts any bytes.
 #[track_caller]
 fn spoil(pod: &PodNs) {
     for words in [["link", "set", "eth0", "alias"], ["link", "property", "add", "dev"]] {
@@ -18,7 +18,7 @@ fn spoil(pod: &PodNs) {
     }
 }
 
-/// Nothing is told of the pod, and all that it says and hears is mirrored.
+/// Checks that no problem of the pod is reported, and that everything that it sends and receives is mirrored.
 #[track_caller]
 fn is_mirrored(lab: &Lab, agent: &Agent, web: &PodNs, db: &PodNs) {
     let inside = Inside::of(web);
@@ -42,7 +42,7 @@ fn a_pod_cannot_hide_behind_texts_that_are_not_utf_8() {
     let agent = Agent::run(&lab, any_mode(), &pods, &[]);
     let before = lab.wait_mirrored(&[&web]);
     spoil(&web);
-    // A new NIC is why the agent looks at once, and not within a minute.
+    // A new NIC makes the agent read the devices at once, and not within a minute.
     lab.bridge("br1");
     web.add_nic(&lab, "br1");
     let status = lab.wait_taps(&[web.veth_host(), &web.nics()[1].host]);
@@ -51,7 +51,7 @@ fn a_pod_cannot_hide_behind_texts_that_are_not_utf_8() {
     is_mirrored(&lab, &agent, &web, &db);
     agent.stop();
 
-    // A new agent finds it, too.
+    // A new agent finds the NICs, too.
     let agent = Agent::run(&lab, any_mode(), &pods, &[]);
     lab.wait_status(|status| check(status.notes.is_some(), || "no agent answers".to_owned()));
     lab.wait_taps(&[web.veth_host(), &web.nics()[1].host]);
@@ -61,7 +61,7 @@ fn a_pod_cannot_hide_behind_texts_that_are_not_utf_8() {
 
 in_both_modes!(a_nic_that_is_tapped_inside_cannot_hide_either);
 
-/// No veth of the node leads to it, so nothing else would show that it is there.
+/// No veth of the node leads to the NIC, so only the list of devices inside the pod shows it.
 fn a_nic_that_is_tapped_inside_cannot_hide_either(mode: AttachMode) {
     let lab = Lab::new("alias-inside");
     lab.node().ip("link add up0 type veth peer name up1");

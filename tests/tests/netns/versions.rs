@@ -1,7 +1,7 @@
 //! An agent of another version leaves its mirror on the node: programs, pins and mirror interface. The maps of another
 //! version have another layout, so the next agent ends that mirror and begins its own.
 //!
-//! The other version is this one, with its pins moved to the directory of another version.
+//! This story simulates the other version by moving the pins to another version's directory.
 
 use std::{fs, path::PathBuf};
 
@@ -15,7 +15,7 @@ use crate::{Inside, MIRROR, Node, shows, with_qdisc};
 in_both_modes!(the_next_agent_begins_anew, cleanup_ends_the_mirror_of_another_version);
 
 const OTHER: u32 = ABI_VERSION + 1;
-/// Bytes of a copy, so that the second stage is part of the mirror.
+/// Bytes of a copy. A snap length makes the second stage part of the mirror.
 const SNAPLEN: usize = 96;
 
 fn directory(lab: &Lab, version: u32) -> PathBuf {

@@ -1,4 +1,4 @@
-//! `--when-read`: copies are made while somebody reads the mirror interface, and only then.
+//! `--when-read`: copies are made only while a program reads the mirror interface.
 
 use std::time::{Duration, Instant};
 
@@ -10,7 +10,7 @@ use crate::{Inside, MIRROR, Node, any_mode, pod_side::up, shows};
 
 const WHEN_READ: &[&str] = &["--when-read"];
 
-/// Copies and packets that nobody would have read, of a pod.
+/// Number of a pod's copies, and of its packets that had no reader.
 fn counted(lab: &Lab, pod: &PodNs) -> [u64; 2] {
     let status = lab.status();
     let of_pod = |tap: &&TapStatus| tap.pod.as_ref().is_some_and(|of| of.name == pod.name());
@@ -33,7 +33,7 @@ fn wait_for(node: &Node, grows: usize) {
 const COPIED: usize = 0;
 const UNREAD: usize = 1;
 
-/// A capture that has been found. What it shows is what is in it from now on.
+/// A capture that the agent has found, and the frames in it so far.
 fn reader(node: &Node, device: &str) -> (Capture, Frames) {
     let capture = Capture::start(node.lab.node(), device);
     wait_for(node, COPIED);
@@ -41,12 +41,12 @@ fn reader(node: &Node, device: &str) -> (Capture, Frames) {
     (capture, before)
 }
 
-/// What the pod sends and receives from now on is on the mirror interface, each packet once.
+/// Checks that all later packets of the pod are on the mirror interface, each once.
 #[track_caller]
 fn is_read((capture, before): &(Capture, Frames), node: &Node) {
     let Node { web, db, .. } = node;
     let inside = Inside::of(web);
-    // For longer than the agent waits for a reader to come back.
+    // Longer than the agent waits for a reader to come back.
     let begun = Instant::now();
     while begun.elapsed() < Duration::from_millis(1500) {
         web.ping(db.v4(), 5, 56);
@@ -56,7 +56,8 @@ fn is_read((capture, before): &(Capture, Frames), node: &Node) {
         let (sent, received) = inside.frames();
         before.and(&sent).and(&received)
     };
-    // Copies of packets just before the capture in the pod began may arrive late; a ping has its answer before it ends.
+    // Copies of packets from just before the start of the pod's capture can arrive late; a ping ends only after its
+    // answer.
     shows(capture, all);
 }
 
@@ -70,7 +71,7 @@ fn copies_are_made_for_readers_alone() {
     assert!(status.mirror().when_read);
     wait_for(&node, UNREAD);
 
-    // An agent that comes late makes copies for a moment. Each packet is counted once in any case.
+    // An agent that is late makes copies for a moment. Each packet is counted once in any case.
     eventually(SOON, || {
         let before = counted(lab, web);
         web.ping(db.v4(), 20, 56);
@@ -85,7 +86,7 @@ fn copies_are_made_for_readers_alone() {
     let words = lab.agent_exit(&["explain", "--pod", &pod]).stdout;
     assert!(words.contains("Nobody read the mirror interface"), "{words}");
 
-    // By its name, by the end of a stand-in for a dummy device, and with all other devices.
+    // A capture on the device, on the other end of a veth that replaces a dummy device, and on all devices.
     let ends = lab.devices().into_iter().filter(|name| name.starts_with(MIRROR));
     for device in ends.collect::<Vec<_>>() {
         let reader = reader(&node, &device);
@@ -98,7 +99,7 @@ fn copies_are_made_for_readers_alone() {
     any.stop();
     wait_for(&node, UNREAD);
 
-    // Two readers, of which one goes.
+    // One of two readers ends.
     let (first, second) = (reader(&node, MIRROR), reader(&node, MIRROR));
     first.0.stop();
     is_read(&(second.0, second.1), &node);
@@ -119,12 +120,12 @@ fn without_an_agent_copies_are_made() {
     agent.kill();
     wait_for(&node, COPIED);
 
-    // The next agent finds the target as it is, and looks for readers.
+    // The next agent finds the target unchanged, and looks for readers.
     let agent = Agent::run(lab, any_mode(), &pods, WHEN_READ);
     lab.wait_mirrored(&[web]);
     wait_for(&node, UNREAD);
     agent.stop();
-    // And one without the flag does not.
+    // An agent without the flag does not.
     let agent = Agent::run(lab, any_mode(), &pods, &[]);
     lab.wait_status(|status| check(!status.mirror().when_read, || format!("{status:?}")));
     wait_for(&node, COPIED);
@@ -172,7 +173,7 @@ fn a_mirror_interface_that_is_made_again_is_looked_after() {
     is_read(&reader(&node, MIRROR), &node);
 }
 
-/// Nobody knows what it does with a copy.
+/// The agent cannot know what such a device does with a copy.
 #[test]
 fn a_device_that_existed_gets_all_copies() {
     let node = Node::bridged("unread-found");

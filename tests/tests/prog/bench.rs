@@ -26,19 +26,19 @@ use mirror_tests::{FrameSocket, Lab, SOON, check, eventually};
 /// Return value of the programs: `TC_ACT_UNSPEC`, the next program decides.
 const UNSPEC: u32 = -1_i32 as u32;
 
-/// Counted packets and bytes by direction and verdict. Counters that are zero are left out.
+/// Counted packets and bytes by direction and verdict, without counters that are zero.
 pub(crate) type Counted = BTreeMap<(Direction, Verdict), (u64, u64)>;
 
 /// Both directions, as in [`Session::directions`].
 pub(crate) const BOTH: u32 = 3;
-/// Flags of a target that takes whole copies and cut copies.
+/// Flags of a target that accepts whole copies and cut copies.
 pub(crate) const READY: u32 = TARGET_UP | TARGET_QUEUELESS | TARGET_CUTS;
 
-/// The value of a map, with the kernel's layout.
+/// A map value with the kernel's layout.
 #[derive(Debug, Clone, Copy)]
 #[repr(transparent)]
 struct Value<T>(T);
-/// A value behind its lock.
+/// A value after its lock.
 #[derive(Debug, Clone, Copy)]
 #[repr(C)]
 struct Locked<T> {
@@ -57,7 +57,7 @@ unsafe impl aya::Pod for Value<Delivery> {}
 unsafe impl aya::Pod for Value<SessionCounters> {}
 // SAFETY: as above.
 unsafe impl aya::Pod for Value<Limits> {}
-// SAFETY: as above; the lock and its padding are bytes, too.
+// SAFETY: as above; the lock and its padding are plain bytes, too.
 unsafe impl aya::Pod for Value<Locked<Meter>> {}
 // SAFETY: as above.
 unsafe impl aya::Pod for Value<Locked<PodMeter>> {}
@@ -80,7 +80,7 @@ impl Bench {
     pub(crate) fn with_filters(story: &str, calls_filters: bool) -> Self {
         let lab = Lab::new(story);
         for device in ["tap", "target0", "target1", "idle"] {
-            // The largest MTU: a veth refuses what its peer could not receive.
+            // The largest MTU: a veth refuses frames that its peer could not receive.
             lab.node().ip(&format!("link add {device} mtu 65535 type veth peer name {device}p mtu 65535"));
             for end in [device, &format!("{device}p")] {
                 lab.node().sysctl(&format!("ipv6/conf/{end}/disable_ipv6"), "1");
@@ -89,7 +89,8 @@ impl Bench {
                 }
             }
         }
-        // Until the kernel has heard of the carrier, up to a second later on a busy machine, a device drops what it is to send.
+        // A device drops outgoing packets until the kernel has seen its carrier, up to a second later on a busy
+        // machine.
         for device in ["tap", "target0", "target1"] {
             eventually(SOON, || {
                 let link = lab.node().ip(&format!("-o link show dev {device}"));
@@ -136,7 +137,6 @@ impl Bench {
         taps.insert(&Value(DeviceKey { netns: 0, ifindex }), &Value(*tap), 0).unwrap();
     }
 
-    /// Writes a target.
     pub(crate) fn put_target(&mut self, index: u32, ifindex: u32, flags: u32) -> Target {
         self.put(index, Target { ifindex, flags, ..Target::default() })
     }
@@ -153,13 +153,13 @@ impl Bench {
         self.put_target(index, self.lab.ifindex(device), flags)
     }
 
-    /// Announces a copy on every CPU, as a tap does on its own.
+    /// Announces a copy on every CPU, as a tap does on its own CPU.
     pub(crate) fn announce(&mut self, delivery: Delivery) {
         let all = vec![Value(delivery); nr_cpus().unwrap().get() as usize];
         self.deliveries().set(0, PerCpuValues::try_from(all).unwrap(), 0).unwrap();
     }
 
-    /// What the second stage has noted about the copies that were announced: [`Delivery::uncut`], of each CPU.
+    /// The second stage's notes on the announced copies: [`Delivery::uncut`], per CPU.
     pub(crate) fn noted(&mut self) -> Vec<u32> {
         self.deliveries().get(&0, 0).unwrap().iter().map(|Value(delivery)| delivery.uncut).collect()
     }
@@ -175,7 +175,7 @@ impl Bench {
         streams.set(index, ring, 0).unwrap();
     }
 
-    /// Writes until when nobody reads a target: ns of the monotonic clock.
+    /// Writes the time until which a target has no reader: ns of the monotonic clock.
     pub(crate) fn put_unread(&mut self, index: u32, until: u64) {
         let mut unread: Array<_, u64> = self.ebpf.map_mut("UNREAD").unwrap().try_into().unwrap();
         unread.set(index, &until, 0).unwrap();
@@ -187,24 +187,22 @@ impl Bench {
         taken.get(&session, 0).unwrap()
     }
 
-    /// Writes how many of them the reader has returned.
+    /// Writes the number of these bytes that the reader has returned.
     pub(crate) fn put_returned(&mut self, session: u32, bytes: u64) {
         let mut returned: Array<_, u64> = self.ebpf.map_mut("RETURNED").unwrap().try_into().unwrap();
         returned.set(session, &bytes, 0).unwrap();
     }
 
-    /// Writes a filter.
     pub(crate) fn put_filter(&mut self, place: u32, filter: &Program) {
         let program = FilterProgram::load(&translate(filter, Access::Direct).unwrap()).unwrap();
         self.filters.set(place, &program).unwrap();
     }
 
-    /// Takes a filter away.
     pub(crate) fn clear_filter(&mut self, place: u32) {
         self.filters.clear(place).unwrap();
     }
 
-    /// Writes limits: of the map `LIMITS` (of sessions) or `NODE_LIMITS`.
+    /// Writes limits to the map `LIMITS` (of sessions) or `NODE_LIMITS`.
     pub(crate) fn put_limits(&mut self, map: &str, index: u32, limits: Limits) {
         let mut all: Array<_, Value<Limits>> = self.ebpf.map_mut(map).unwrap().try_into().unwrap();
         all.set(index, &Value(limits), 0).unwrap();
@@ -229,7 +227,7 @@ impl Bench {
         [ceiling.packets, share.packets, self.used_of("NODE_METER", 0)]
     }
 
-    /// Attaches a program to a hook of a device, as a filter of the clsact qdisc, which every kernel has.
+    /// Attaches a program to a hook of a device, as a filter of the clsact qdisc, which every kernel supports.
     pub(crate) fn attach(&mut self, name: &str, device: &str, hook: Hook) {
         let program: &mut SchedClassifier = self.ebpf.program_mut(name).unwrap().try_into().unwrap();
         if program.fd().is_err() {
@@ -260,7 +258,7 @@ impl Bench {
         counters.set(session, PerCpuValues::try_from(zeros).unwrap(), 0).unwrap();
     }
 
-    /// How the copies of a session differ from what it asks for: packets and bytes, over both directions.
+    /// The copies of a session that differ from its settings: packets and bytes, over both directions.
     pub(crate) fn misfit(&self, session: u32, misfit: Misfit) -> (u64, u64) {
         let counters: PerCpuArray<_, Value<SessionCounters>> =
             self.ebpf.map("COUNTERS").unwrap().try_into().unwrap();
@@ -269,7 +267,7 @@ impl Bench {
         each.fold((0, 0), |sum, counter| (sum.0 + counter.packets, sum.1 + counter.bytes))
     }
 
-    /// The counters of a session, over all CPUs. A counter without a verdict must be zero.
+    /// The counters of a session, summed over all CPUs. A counter without a verdict must be zero.
     pub(crate) fn counted(&self, session: u32) -> Counted {
         let counters: PerCpuArray<_, Value<SessionCounters>> =
             self.ebpf.map("COUNTERS").unwrap().try_into().unwrap();
@@ -289,28 +287,28 @@ impl Bench {
     }
 
     /// Runs the program of `hook` on `packet` on the tapped device, `times` times. It is the same packet each time, so
-    /// it carries its mark in the next run. After each run the verdict of the program must be right, and the packet
-    /// must be unchanged.
+    /// it carries its mark in the next run. After each run checks the program's return value, and that the packet is
+    /// unchanged.
     #[track_caller]
     pub(crate) fn run(&self, hook: Hook, packet: &[u8], times: u32) {
         self.try_run(hook, packet, times).unwrap_or_else(|error| panic!("{} bytes: {error}", packet.len()));
     }
 
-    /// As [`Bench::run`], for a packet that the node has received last at the device `from`, or has made if `from` is
-    /// 0.
+    /// As [`Bench::run`], for a packet that the node has received last at the device `from`, or has created itself if
+    /// `from` is 0.
     #[track_caller]
     pub(crate) fn run_from(&self, from: u32, hook: Hook, packet: &[u8], times: u32) {
         self.try_run_from(from, hook, packet, times)
             .unwrap_or_else(|error| panic!("{} bytes from {from}: {error}", packet.len()));
     }
 
-    /// As [`Bench::run`], for packets that the kernel may refuse to make.
+    /// As [`Bench::run`], for packets that the kernel may refuse to create.
     #[track_caller]
     pub(crate) fn try_run(&self, hook: Hook, packet: &[u8], times: u32) -> io::Result<()> {
         self.try_run_from(0, hook, packet, times)
     }
 
-    /// As [`Bench::run_from`], for packets that the kernel may refuse to make.
+    /// As [`Bench::run_from`], for packets that the kernel may refuse to create.
     #[track_caller]
     pub(crate) fn try_run_from(&self, from: u32, hook: Hook, packet: &[u8], times: u32) -> io::Result<()> {
         let name = match hook {
@@ -318,7 +316,7 @@ impl Bench {
             Hook::Egress => "tap_egress",
         };
         let program: &SchedClassifier = self.ebpf.program(name).unwrap().try_into().unwrap();
-        // `__sk_buff` up to and with `ifindex`; the kernel takes the rest for zeros.
+        // `__sk_buff` up to and including `ifindex`; the kernel assumes zeros for the rest.
         let mut context = [0_u8; 44];
         context[36..40].copy_from_slice(&from.to_ne_bytes());
         context[40..].copy_from_slice(&self.tap.to_ne_bytes());
@@ -330,7 +328,7 @@ impl Bench {
             repeat: times,
             ..TestRunOptions::default()
         };
-        // The kernel looks for the device in the namespace of the caller.
+        // The kernel looks up the device in the caller's namespace.
         let result = self.lab.node().enter(|| program.test_run(options));
         let result = match result {
             Ok(result) => result,
@@ -342,7 +340,7 @@ impl Bench {
         Ok(())
     }
 
-    /// Makes `tap` and `idle` ports of a bridge, with the tap programs where each of them meets a packet from `tapp`.
+    /// Makes `tap` and `idle` ports of a bridge, with the tap programs at the hooks that a packet from `tapp` passes.
     /// Returns the index of `idle`.
     #[track_caller]
     pub(crate) fn bridged(&mut self) -> u32 {
@@ -354,15 +352,15 @@ impl Bench {
             node.ip(&format!("link set {port} up master br0"));
         }
         node.ip("link set idlep up");
-        // A bridge that asks iptables drops packets whose headers are not right.
+        // A bridge that calls iptables drops packets with invalid headers.
         for family in ["ip", "ip6"] {
             node.try_run(&format!("sysctl -q net.bridge.bridge-nf-call-{family}tables=0"));
         }
         self.lab.ifindex("idle")
     }
 
-    /// Listens on a device for the copies that arrive there. When a test run returns, all its copies are there: a veth
-    /// sends in the sender's context, and a packet socket gets the packet at once.
+    /// Listens on a device for the copies that arrive there. When a test run returns, all its copies have arrived: a
+    /// veth sends in the sender's context, and a packet socket gets the packet at once.
     pub(crate) fn listen(&self, device: &str) -> FrameSocket {
         self.lab.node().listener(device)
     }
@@ -394,14 +392,13 @@ pub(crate) const fn session(id: u32, target: u32, directions: u32) -> Session {
     }
 }
 
-/// A tap with these sessions.
 pub(crate) fn tap(kind: TapKind, sessions: &[Session]) -> Tap {
     let mut tap = Tap { kind: kind.wire(), session_count: sessions.len() as u32, ..Tap::default() };
     tap.sessions[..sessions.len()].copy_from_slice(sessions);
     tap
 }
 
-/// The kind of a tap: on a pod's peer on the node, or on an interface.
+/// The kind of a tap: on the node side of a pod's veth, or on an interface.
 pub(crate) const fn at(peer: bool) -> TapKind {
     if peer { TapKind::HostVeth } else { TapKind::Interface }
 }

@@ -1,4 +1,4 @@
-//! Compares the wire types in the eBPF object (its BTF) with the same types on this host.
+//! Compares the layout of the wire types in the eBPF object (its BTF) with the same types on this host.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -115,11 +115,11 @@ pub(crate) struct Btf {
 struct Type {
     name: String,
     kind: u32,
-    /// Size in bytes, or the id of the type that this one refers to.
+    /// Size in bytes, or the id of the referenced type.
     size_or_type: u32,
-    /// Of an array: element type, index type, length.
+    /// For an array: element type, index type, length.
     array: [u32; 3],
-    /// Of a struct: name, type and offset in bytes.
+    /// For a struct: name, type and offset in bytes.
     members: Vec<(String, u32, usize)>,
 }
 
@@ -184,7 +184,7 @@ impl Btf {
         }
     }
 
-    /// Adds the names of the structs that a type consists of.
+    /// Adds the names of the structs in a type, recursively.
     pub(crate) fn structs_in(&self, id: u32, names: &mut BTreeSet<String>) {
         let Type { name, kind, array: [element, ..], members, .. } = &self.types[id as usize];
         match *kind {
@@ -197,7 +197,7 @@ impl Btf {
         }
     }
 
-    /// The size of a struct, and name, offset, size and type of its fields in the order of their offsets.
+    /// The size of a struct, and name, offset, size and type of its fields, ordered by offset.
     pub(crate) fn fields_of(&self, name: &str) -> (usize, Vec<(String, usize, usize, String)>) {
         let Type { size_or_type, members, .. } = self.struct_of(name);
         let field = |(name, id, offset): &(String, u32, usize)| {

@@ -1,7 +1,7 @@
-//! Filters and samples in the kernel: on random frames they give the same answer as the pure decision.
+//! Filters and samples in the kernel: on random frames they give the same result as the pure decision.
 //!
-//! Other tests check the parts: the compiler is compared with libpcap, and any program with its classic BPF (`filters`);
-//! the sample has tests of its own.
+//! Other tests check the parts: the compiler is compared with libpcap, and any program with its classic BPF
+//! (`filters`); the sample has tests of its own.
 
 use std::cell::RefCell;
 
@@ -22,10 +22,9 @@ use proptest::{
 use crate::bench::{BOTH, Bench, Counted, READY, at, session};
 
 const CASES: u32 = 200;
-/// The number of frames for each program.
+/// Frames per program.
 const FRAMES: usize = 8;
 
-/// Typical filters.
 const EXPRESSIONS: [&str; 12] = [
     "icmp",
     "tcp port 443 and not net 10.0.0.0/8",
@@ -72,7 +71,7 @@ fn check(cases: impl Strategy<Value = (Program, u32, u32, Vec<Vec<u8>>)>, story:
         Ok(())
     });
     checked.unwrap_or_else(|error| panic!("{error}"));
-    // All of them, or it says little.
+    // Each verdict must occur, or the test proves little.
     let seen = seen.into_inner();
     for verdict in [Verdict::Copied, Verdict::Filtered, Verdict::SampledOut] {
         let frames = seen.get(&(Direction::Ingress, verdict)).map_or(0, |sum| sum.0);
@@ -80,12 +79,12 @@ fn check(cases: impl Strategy<Value = (Program, u32, u32, Vec<Vec<u8>>)>, story:
     }
 }
 
-/// All of the flows, or a share of them.
+/// All flows, or a share of them.
 fn share() -> impl Strategy<Value = u32> {
     prop_oneof![Just(0), any::<u32>()]
 }
 
-/// A frame of IPv4, IPv6 or ARP with values that the expressions ask for, or one of random bytes.
+/// A frame of IPv4, IPv6 or ARP with values from the expressions, or one of random bytes.
 fn frame() -> impl Strategy<Value = Vec<u8>> {
     let address = select(vec![[10, 1, 2, 3], [10, 0, 0, 1], [192, 0, 2, 1]]);
     let port = select(vec![22_u16, 53, 80, 443, 50_000]);
@@ -119,7 +118,7 @@ fn frame() -> impl Strategy<Value = Vec<u8>> {
     let made = (macs, tags, prop_oneof![8 => packet, 1 => arp], 15..400_usize).prop_map(
         |(to, tags, packet, most)| {
             let mut frame = [&to[..], &[4; 6], tags, &packet].concat();
-            // The kernel makes no test packet whose IP header is not whole, unless it stands behind a tag.
+            // The kernel creates no test packet with an incomplete IP header, unless the header follows a tag.
             frame.truncate(if tags.is_empty() { most.max(14 + 40) } else { most });
             frame
         },

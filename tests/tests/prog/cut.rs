@@ -1,4 +1,5 @@
-//! Snap lengths: no copy is longer than the kernel can help. A copy that it cannot cut at all is dropped and counted.
+//! Snap lengths: each copy is as short as the kernel can make it. A copy that it cannot cut at all is dropped and
+//! counted.
 
 use mirror_common::{
     abi::{DROPPED_DOWN, DROPPED_UNCUT, Delivery, Session, TARGET_CUTS, TARGET_TUNNEL, TARGET_UP},
@@ -30,7 +31,7 @@ fn put_snaplen(bench: &mut Bench, snaplen: u32) {
     bench.put_tap(at(true), &[Session { snaplen, ..session(0, 0, BOTH) }]);
 }
 
-/// Returns the packets that arrive at the target when `send` lets the pod send one packet of `len` bytes. The packet
+/// Returns the packets that arrive at the target when `send` makes the pod send one packet of `len` bytes. The packet
 /// must be counted as `verdict`.
 #[track_caller]
 fn delivered(bench: &mut Bench, len: usize, verdict: Verdict, send: impl FnOnce(&Bench)) -> Vec<Vec<u8>> {
@@ -59,7 +60,7 @@ fn a_copy_is_cut_and_the_packet_is_whole() {
         let kept = &frame[..size.min(96)];
         let target = bench.listen("target0");
         bench.reset(0);
-        // Checks that the packet goes on as it is.
+        // `run` also checks that the packet passes unchanged.
         bench.run(Hook::Ingress, &frame, 2);
         assert_eq!(bench.counted(0), counted(size, &[(Egress, Verdict::Copied, 2)]));
         assert_eq!(target.arrived(), [kept, kept]);
@@ -70,7 +71,7 @@ fn a_copy_is_cut_and_the_packet_is_whole() {
 fn a_vlan_tag_is_a_part_of_what_is_kept() {
     let mut bench = bench("tag", 96);
     let frame = Frame::new(ROUTER, POD).vlan(7).filled(1000, 1).bytes();
-    // The kernel takes the tag out of the frame where the device receives it, and a packet socket shows the rest.
+    // The kernel moves the tag out of the frame when the device receives it, and a packet socket shows the rest.
     let copies =
         delivered(&mut bench, 996, Verdict::Copied, |bench| bench.lab.node().send_frame("tapp", &frame));
     let untagged = [&frame[..12], &frame[16..]].concat();
@@ -84,7 +85,7 @@ fn no_more_is_kept_than_every_kernel_can_cut_to() {
     let largest = &frame[..MAX_SNAPLEN as usize];
     assert_eq!(delivered_of(&mut bench, &frame, Verdict::Copied), [largest]);
     assert_eq!(bench.misfit(0, Misfit::Cut), (0, 0));
-    // The agent does not ask for more, but a tunnel can have room for more.
+    // The agent does not configure more, but a tunnel can have room for more.
     put_snaplen(&mut bench, 16_384);
     assert_eq!(delivered_of(&mut bench, &frame, Verdict::Copied), [largest]);
     assert_eq!(bench.misfit(0, Misfit::Cut), (1, u64::from(16_384 - MAX_SNAPLEN)));
@@ -101,7 +102,7 @@ fn the_headers_are_kept_whatever_the_snap_length() {
     put_snaplen(&mut bench, 14);
     assert_eq!(delivered_of(&mut bench, &frame, Verdict::Copied), [&frame[..14]]);
     assert_eq!(bench.misfit(0, Misfit::Long), (0, 0));
-    // Nothing but the tag could be kept.
+    // Only the tag would fit into the snap length.
     put_snaplen(&mut bench, 4);
     let frame = Frame::new(ROUTER, POD).vlan(7).filled(104, 1).bytes();
     let untagged = [&frame[..12], &frame[16..]].concat();
@@ -111,13 +112,13 @@ fn the_headers_are_kept_whatever_the_snap_length() {
     assert_eq!(bench.misfit(0, Misfit::Long), (1, 14));
 }
 
-/// A sender of long headers does not keep its packets from the reader: they are cut behind the headers, byte for byte where
-/// the kernel allows it.
+/// A sender cannot hide packets by long headers: they are cut after the headers, at the exact byte where the kernel
+/// allows it.
 #[test]
 fn long_headers_hide_no_packet() {
     let mut bench = bench("options", 96);
     for words in [0, 31, 131] {
-        // Destination options of 8 bytes and more ahead of TCP.
+        // Destination options of 8 bytes and more before TCP.
         let mut frame = tcp_over_ipv6(4000);
         let options = [&[6, words][..], &vec![0; 6 + usize::from(words) * 8]].concat();
         let headers = 54 + options.len() + 18;
@@ -127,7 +128,7 @@ fn long_headers_hide_no_packet() {
         let copies = delivered(&mut bench, frame.len(), Verdict::Copied, |bench| {
             send_super_frame(bench, "tapp", &frame)
         });
-        // Some kernels keep the end of the checksum's field, and others the headers ahead of it alone.
+        // Some kernels can cut only after the checksum field, others directly after the headers before it.
         let [copy] = &copies[..] else { panic!("{} copies", copies.len()) };
         let most = headers.max(96);
         assert!(
@@ -141,7 +142,7 @@ fn long_headers_hide_no_packet() {
     }
 }
 
-/// The agent takes a tunnel down after the tap has read that it is up. Then the tunnel's room and address are zeros.
+/// The agent sets a tunnel down after the tap has read it as up. Then the tunnel's room and address are zero.
 #[test]
 fn a_copy_whose_tunnel_goes_down_on_its_way_is_told_as_such() {
     let mut bench = bench("goes-down", 0);
@@ -162,8 +163,8 @@ fn a_copy_whose_tunnel_goes_down_on_its_way_is_told_as_such() {
     }
 }
 
-/// If a pod leaves the checksum of TCP to the device, the kernel does not cut the packet ahead of the end of that
-/// field. With IPv6, the field ends at byte 72.
+/// If a pod leaves the TCP checksum to the device, the kernel does not cut the packet before the end of that field.
+/// With IPv6, the field ends at byte 72.
 #[test]
 fn a_super_frame_is_cut_behind_its_unfinished_checksum_only() {
     let mut bench = bench("super", 96);
@@ -175,7 +176,7 @@ fn a_super_frame_is_cut_behind_its_unfinished_checksum_only() {
     let copies =
         delivered(&mut bench, frame.len(), Verdict::Copied, |bench| send_super_frame(bench, "tapp", &frame));
     assert_eq!(copies, [&frame[..72]]);
-    // A byte less is refused by Linux 5.10 and 6.18, and not by all between them.
+    // Linux 5.10 and 6.18 refuse one byte less; some kernels in between do not.
     put_snaplen(&mut bench, 71);
     let copies =
         delivered(&mut bench, frame.len(), Verdict::Copied, |bench| send_super_frame(bench, "tapp", &frame));
@@ -183,7 +184,7 @@ fn a_super_frame_is_cut_behind_its_unfinished_checksum_only() {
     assert_eq!(copies, [&frame[..71 + long as usize]]);
 }
 
-/// The kernel cuts no super-frame of a pod's tunnel, because it notes where the inner packet begins.
+/// The kernel cuts no super-frame of a pod's tunnel, because it stores the offset of the inner packet.
 #[test]
 fn a_tunnels_super_frame_is_not_delivered() {
     let mut bench = bench("tunnel", 96);
@@ -194,7 +195,7 @@ fn a_tunnels_super_frame_is_not_delivered() {
     node.sysctl("ipv6/conf/vx/disable_ipv6", "1");
     node.ip("link set vx up");
     let inner = tcp_over_ipv6(32_000);
-    // Ethernet, IPv4, UDP and VXLAN around it.
+    // Ethernet, IPv4, UDP and VXLAN headers around it.
     let outer = inner.len() + 14 + 20 + 8 + 8;
     let copies = delivered(&mut bench, outer, Verdict::Uncut, |bench| send_super_frame(bench, "vx", &inner));
     assert_eq!(copies, Vec::<Vec<u8>>::new());
@@ -216,7 +217,7 @@ fn without_a_second_stage_nothing_is_cut_and_nothing_delivered() {
     assert_eq!(target.arrived(), [frame]);
 }
 
-/// The second stage does not change packets of other senders, even right after a copy that was cut.
+/// The second stage does not change other senders' packets, even right after a copy that was cut.
 #[test]
 fn the_second_stage_leaves_other_packets_alone() {
     let mut bench = bench("others", 14);

@@ -1,4 +1,4 @@
-//! Filters as programs of the kernel: they give the answers of their classic BPF, on any packet.
+//! Filters as programs of the kernel: on any packet, their results equal those of their classic BPF.
 
 use std::{
     io,
@@ -21,14 +21,14 @@ use mirror_tests::{
 struct Loaded(FilterProgram);
 
 impl Loaded {
-    /// Loads a program. Panics with the verifier's words if it refuses the program.
+    /// Loads a program. Panics with the verifier's log if the kernel refuses the program.
     #[track_caller]
     fn new(insns: &[Insn]) -> Self {
         Self(FilterProgram::load(insns).unwrap_or_else(|error| panic!("{error}")))
     }
 
-    /// Runs it on a packet, and returns its answer. The kernel makes no packet that is shorter than an Ethernet header,
-    /// or longer than a page.
+    /// Runs the program on a packet, and returns its result. The kernel creates no packet that is shorter than an
+    /// Ethernet header, or longer than a page.
     fn run(&self, packet: &[u8]) -> io::Result<u32> {
         const BPF_PROG_TEST_RUN: libc::c_int = 10;
         /// The beginning of the part of `union bpf_attr` for this command.
@@ -53,7 +53,7 @@ impl Loaded {
             repeat: 1,
             duration: 0,
         };
-        // SAFETY: the packet has so many bytes, and the kernel writes no other memory than these attributes.
+        // SAFETY: the packet has the given number of bytes, and the kernel writes no memory except these attributes.
         let code =
             unsafe { libc::syscall(libc::SYS_bpf, BPF_PROG_TEST_RUN, &raw mut run, size_of::<TestRun>()) };
         if code < 0 { Err(io::Error::last_os_error()) } else { Ok(run.answer) }
@@ -83,7 +83,7 @@ impl Forms {
         }
     }
 
-    /// Compares the answers for a packet. `None`: the kernel does not make such a packet.
+    /// Compares the results for a packet. `None`: the kernel does not create such a packet.
     #[track_caller]
     fn answer(&self, packet: &[u8]) -> Option<bool> {
         let answer = self.direct.run(packet).ok()?;
@@ -111,7 +111,7 @@ impl Forms {
 /// VLAN 100 with a priority.
 const TAG: [u8; 4] = [0x81, 0x00, 0x60, 0x64];
 
-/// Instructions that put the tag into the packet's metadata, and go on with the context in `r1`.
+/// Instructions that move the tag into the packet's metadata, and continue with the context in `r1`.
 fn behind_tag() -> Vec<Insn> {
     const SKB_VLAN_PUSH: i32 = 18;
     const MOVE: u8 = 0xb7;
@@ -148,7 +148,8 @@ fn random_filters_give_the_answers_of_their_classic_bpf() {
     );
 }
 
-/// What libpcap's language does not say: shifts that are too long, memory, the last instruction of a kind.
+/// Instructions that libpcap's compiler does not emit: shifts that are too long, memory, the last instruction of a
+/// kind.
 #[test]
 fn any_instruction_means_the_same() {
     const LOAD: u16 = 0x30;
@@ -156,7 +157,7 @@ fn any_instruction_means_the_same() {
     const TO_ACCUMULATOR: u16 = 0x87;
     let insn = |code, jt, jf, k| Instruction { code, jt, jf, k };
     let packet: Vec<u8> = (0..100_u8).map(|byte| byte.wrapping_mul(7)).collect();
-    // Every operator of two registers, on a byte and another byte.
+    // Every operator on two registers, applied to two bytes of the packet.
     for code in [0x0c, 0x1c, 0x2c, 0x3c, 0x4c, 0x5c, 0x6c, 0x7c, 0x9c, 0xac] {
         for (left, right, constant) in [(20, 21, 13), (0, 30, 0), (30, 0, 0), (21, 3, 168), (40, 60, 24)] {
             let program = Program::new(vec![
@@ -187,7 +188,7 @@ fn any_instruction_means_the_same() {
     }
 }
 
-/// About as long as a text can be (1024 bytes) or a program (4096 instructions), and hard for the verifier.
+/// About as long as a text (1024 bytes) or a program (4096 instructions) can be, and hard for the verifier.
 #[test]
 fn the_longest_filters_are_loaded() {
     let list = |count: usize, one: fn(usize) -> String| (1..=count).map(one).collect::<Vec<_>>().join(" or ");
@@ -210,7 +211,7 @@ fn the_longest_filters_are_loaded() {
     }
 }
 
-/// A program that reads a register which nothing has written.
+/// A program that reads an uninitialised register.
 #[test]
 fn a_program_that_the_kernel_refuses_says_why() {
     let insns = [Insn::new(0xbf, 0, 5, 0, 0), Insn::EXIT];

@@ -1,8 +1,8 @@
 //! Describes all pinned maps of the eBPF object, and compares the description with the file of its ABI version.
 //!
-//! An agent reads the maps of another agent if both have the same ABI version. So the pinned maps of a released version must
-//! never change. The description has every pinned map, every type in it with all fields, and the meaning of the numbers
-//! in the fields.
+//! An agent reads the maps of another agent if both have the same ABI version. So the pinned maps of a released version
+//! must never change. The description has every pinned map, every type in it with all fields, and the meaning of the
+//! numbers in the fields.
 
 use std::{collections::BTreeSet, env, fmt::Write as _, fs, mem::offset_of, path::Path};
 
@@ -69,7 +69,7 @@ fn describe() -> String {
         let (kind, flags) = (kind(map.map_type()), map.map_flags());
         let (keys, values, entries) = (map.key_size(), map.value_size(), map.max_entries());
         let entries = match name.as_str() {
-            // The agent sets it.
+            // The agent sets the number of entries.
             "COUNTERS" => format!("at most {entries}"),
             _ => entries.to_string(),
         };
@@ -126,7 +126,7 @@ fn describe() -> String {
         NAMESPACE_LIMIT,
         TICKS_PER_NS,
     );
-    // Records are not pinned, but a program that reads them may be of another version than the agent.
+    // Records are not pinned, but their reader can be of another version than the agent.
     writeln!(text, "  record: head of {HEAD} bytes, sizes {SIZES:?}").unwrap();
     macro_rules! head {
         ($($field:ident),+) => {{
@@ -153,7 +153,7 @@ fn describe() -> String {
     text
 }
 
-/// The names of the kernel's map types that are used (include/uapi/linux/bpf.h).
+/// The names of the map types that are used (include/uapi/linux/bpf.h).
 fn kind(number: u32) -> &'static str {
     match number {
         1 => "hash",

@@ -1,5 +1,5 @@
-//! Limits in the kernel: sessions, pods, shares and the node, and charges that are given back. `mirror-common` has the
-//! tests of the rules; these tests check that the programs follow them.
+//! Limits in the kernel: sessions, pods, shares and the node, and charges that are returned. `mirror-common` tests the
+//! rules; these tests check that the programs follow them.
 
 use std::time::Duration;
 
@@ -26,13 +26,13 @@ fn packet() -> Vec<u8> {
     Frame::new([2; 6], [4; 6]).filled(LEN, 0).bytes()
 }
 
-/// A tap of the pod with these meters. Each session copies its packets, whatever their marks.
+/// Writes a tap of the pod with these meters. Each session copies its packets, whatever their marks.
 fn put_pod(bench: &mut Bench, pod_meter: u32, sessions: &[Session]) {
     let sessions: Vec<_> = sessions.iter().map(|session| Session { mark: 0, ..*session }).collect();
     bench.put_entry(&Tap { pod_meter, ..tap(at(true), &sessions) });
 }
 
-/// A session for which the limits of the pod and the node hold.
+/// A session to which the limits of the pod and the node apply.
 fn pod_metered(id: u32) -> Session {
     Session { flags: SESSION_POD_METERED, ..session(id, 0, BOTH) }
 }
@@ -44,7 +44,7 @@ fn a_budget_ends_at_its_packet_and_a_lost_copy_costs_nothing() {
     bench.put_device(1, "idle", READY);
     bench.put_limits("LIMITS", 0, Limits { packets: 3, ..Limits::default() });
     bench.put_limits("LIMITS", MAX_SESSIONS + 1, Limits { packets: 3, ..Limits::default() });
-    // The settings of the second one were changed.
+    // The second session's settings are in another slot, as after a change.
     let metered = |id, target| Session {
         flags: SESSION_METERED,
         settings: [0, MAX_SESSIONS + 1][id as usize],
@@ -128,7 +128,7 @@ fn a_lost_copy_costs_no_limit_of_the_pod_and_the_node() {
     assert_eq!([bench.used_of("TARGET_METERS", 0), bench.used_of("NAMESPACE_METERS", 0)], [0, 0]);
 }
 
-/// The ceiling is the target's: its sessions at all taps share it, and other targets have no part in it.
+/// The ceiling belongs to the target: its sessions at all taps share it, and other targets are not affected.
 #[test]
 fn a_targets_ceiling_holds_for_all_sessions_together() {
     let mut bench = Bench::new("target-ceiling");
@@ -148,7 +148,7 @@ fn a_targets_ceiling_holds_for_all_sessions_together() {
     assert_eq!([bench.used_of("TARGET_METERS", 0), bench.used_of("TARGET_METERS", 1)], [1, 0]);
 }
 
-/// The pods of a namespace share its ceiling, and what it refuses costs the pod and the session nothing.
+/// The pods of a namespace share its ceiling. A copy that it refuses is not charged to the pod and the session.
 #[test]
 fn a_namespaces_ceiling_holds_for_all_of_its_pods_together() {
     let mut bench = Bench::new("ns-ceiling");

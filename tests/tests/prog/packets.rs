@@ -58,8 +58,8 @@ fn every_kind_of_packet_is_copied_as_it_is() {
 #[test]
 fn every_size_is_copied_as_it_is() {
     let mut bench = bench("sizes");
-    // One byte past the header is the least that every kernel takes here. Older kernels make a test packet in one
-    // page; larger ones are sent through real devices by the stories.
+    // One byte after the header is the minimum that every kernel accepts here. Older kernels create a test packet in
+    // one page; the stories send larger ones through real devices.
     for size in [15, 16, 59, 60, 64, 65, 128, 1499, 1500, 1514, 1518, 2048, 3000, 3400] {
         is_copied(&mut bench, &format!("{size} bytes"), &Frame::new(TO, FROM).filled(size, size).bytes());
     }

@@ -1,4 +1,4 @@
-//! Random taps, targets and packets: the programs in the kernel do the same as the pure decision.
+//! Random taps, targets and packets: the result of the programs in the kernel equals that of the pure decision.
 
 use std::{cell::RefCell, collections::BTreeMap};
 
@@ -33,11 +33,12 @@ struct Aim {
     flags: u32,
     /// Each byte of the collector's address, for a target that is a pod.
     collector: Option<u8>,
-    /// Until when nobody reads it, for a target that gets copies only for a reader: ns of the monotonic clock.
+    /// For a target that gets copies only while it is read: the time until which it has no reader, in ns of the
+    /// monotonic clock.
     unread: Option<u64>,
 }
 
-/// Times that have come, and that never come.
+/// Times in the past, and one that never comes.
 const UNTIL: [u64; 3] = [0, 1, u64::MAX];
 
 /// The device where the node has received the packet last.
@@ -47,7 +48,7 @@ enum From {
     Here,
     /// A device with a tap.
     Tap,
-    /// A device without one, such as a bridge.
+    /// A device without a tap, for example a bridge.
     Other,
 }
 
@@ -84,7 +85,7 @@ fn case() -> impl Strategy<Value = Case> {
         unread,
     });
     let aims = prop::collection::vec(aim, 4);
-    // Any mark and any neighbours, also such as no agent would write. The second stage is not attached.
+    // Any mark and any neighbours, including values that no agent writes. The second stage is not attached.
     let parts = (0..4_u32, 0..4_u32, 0..16_u32, prop_oneof![Just(0), any::<u8>()]);
     let sessions = prop::collection::vec((parts, prop::bool::weighted(0.1)), 0..=8).prop_map(|sessions| {
         let with_id = |(id, ((target, directions, forms, alike), is_cut))| Session {
@@ -194,7 +195,7 @@ impl Kernel for Model<'_> {
 #[test]
 fn the_kernel_does_what_the_decision_says() {
     let bench = RefCell::new(Bench::new("random"));
-    // A kernel that lets nobody say where a test packet comes from.
+    // Whether the kernel does not let a test set the receiving device of a packet.
     let is_always_here = {
         let bench = bench.borrow();
         bench.try_run_from(bench.tap, Hook::Ingress, &[0; 60], 1).is_err()

@@ -1,4 +1,4 @@
-//! A packet that was changed behind a tap is copied again where it meets the next one. An unchanged packet is not.
+//! A packet that was changed after a tap is copied again at the next one. An unchanged packet is not.
 
 use aya::{
     Ebpf,
@@ -26,7 +26,7 @@ fn bench(story: &str) -> Bench {
     bench
 }
 
-/// A program behind ours sends the packet back to its device, as Cilium does with its answers to ARP and with its ICMP
+/// A program after podmirror's sends the packet back to its device, as Cilium does with its ARP replies and its ICMP
 /// errors.
 #[test]
 fn a_packet_that_is_answered_in_place_is_copied_both_ways() {
@@ -75,7 +75,8 @@ fn a_packet_that_a_bridge_sends_back_unchanged_is_copied_once() {
     assert_eq!(target.arrived(), [broadcast]);
 }
 
-/// Two flows alternate at one hook: a packet that is marked there is of neither, because no packet passes a hook twice.
+/// Two flows alternate at one hook: a packet that was marked at the same hook belongs to neither, because no packet
+/// passes a hook twice.
 #[test]
 fn a_mark_that_was_made_at_this_hook_is_of_an_earlier_packet() {
     let mut bench = bench("again");
@@ -88,7 +89,7 @@ fn a_mark_that_was_made_at_this_hook_is_of_an_earlier_packet() {
 }
 
 /// Frames of each kind of identity cross a bridge from one tap to another, and are copied once. Their headers are not
-/// checked here, so most of each is zeros.
+/// verified here, so most of each is zeros.
 #[test]
 fn an_unchanged_packet_of_any_kind_is_copied_once() {
     let mut bench = bench("kinds");

@@ -1,4 +1,4 @@
-//! Several sessions at one tap: each counts every packet once, and none disturbs another.
+//! Several sessions at one tap: each counts every packet once, and none affects another.
 
 use mirror_common::{
     abi::{MAX_SESSIONS_PER_TAP, SESSION_FILTERED, Session},
@@ -17,7 +17,7 @@ fn packet() -> Vec<u8> {
     Frame::new([2; 6], [4; 6]).filled(LEN, 0).bytes()
 }
 
-/// Two targets that take copies, each with the second stage.
+/// Two targets that accept copies, each with the second stage.
 fn bench(story: &str) -> Bench {
     let mut bench = Bench::new(story);
     for (index, device) in (0..).zip(["target0", "target1"]) {
@@ -32,7 +32,7 @@ fn each_session_counts_every_packet_once() {
     let mut bench = bench("sessions");
     let targets = [bench.listen("target0"), bench.listen("target1")];
     for sessions in 0..=MAX_SESSIONS_PER_TAP as u32 {
-        // Targets by turns: from the third session on, they have the packet already.
+        // Targets in turn: from the third session on, the packet has already been copied to them.
         let list: Vec<_> = (0..sessions).map(|id| session(id, id % 2, BOTH)).collect();
         bench.put_tap(at(false), &list);
         (0..9).for_each(|id| bench.reset(id));
@@ -51,7 +51,7 @@ fn each_session_counts_every_packet_once() {
     }
 }
 
-/// A packet that leaves a pod is new to each form, but only to the first session of the form.
+/// A packet that leaves a pod is new to each form, but only to the form's first session.
 #[test]
 fn a_form_is_copied_once_also_of_what_leaves_a_pod() {
     let mut bench = bench("alike");
@@ -72,7 +72,7 @@ fn a_form_is_copied_once_also_of_what_leaves_a_pod() {
 fn a_mark_holds_for_its_form_alone() {
     let mut bench = bench("forms");
     let target = bench.listen("target0");
-    // Two taps on the way of the packet, with the same forms.
+    // Two taps on the packet's path, with the same forms.
     let forms = |first| {
         let cut = Session { snaplen: 100, mark: 0x400, ..session(first + 1, 0, BOTH) };
         let unmarked = Session { snaplen: 200, mark: 0, ..session(first + 2, 0, BOTH) };
@@ -88,7 +88,7 @@ fn a_mark_holds_for_its_form_alone() {
         (Egress, Verdict::Copied),
         (Ingress, Verdict::Duplicate),
         (Ingress, Verdict::Duplicate),
-        (Ingress, Verdict::Copied), // its form has no bit
+        (Ingress, Verdict::Copied), // The session's form has no bit.
     ]
     .map(|(direction, verdict)| counted(LEN, &[(direction, verdict, 1)]));
     eventually(SOON, || {
@@ -110,10 +110,10 @@ fn a_session_that_fails_leaves_the_others_alone() {
         &[
             session(0, 2, BOTH),
             session(1, 0, Ingress.bit()),
-            // There is no filter at this place.
+            // There is no filter at this index.
             Session { flags: SESSION_FILTERED, filter: 9, ..session(2, 0, BOTH) },
             session(3, 3, BOTH),
-            // Less than the headers cannot be kept, so these are.
+            // The snap length is below the length of the headers, so the headers are kept.
             Session { snaplen: 10, mark: 0, ..session(4, 1, BOTH) },
             session(5, 0, BOTH),
             session(6, 99, BOTH),

@@ -1,4 +1,4 @@
-//! Streams: a record is the frame, byte for byte. What a ring has no room for is lost, and counted.
+//! Streams: a record is the frame, byte for byte. A packet that does not fit into the ring is lost, and counted.
 
 use aya::maps::{MapData, RingBuf};
 use mirror_common::{
@@ -22,14 +22,14 @@ const ROUTER: [u8; 6] = [2; 6];
 const POD: [u8; 6] = [4; 6];
 /// Bytes of a ring: 16 pages of 4 KiB.
 const RING: u32 = 1 << 16;
-/// The number of the session.
+/// The session's serial number.
 const SERIAL: u32 = 0xdead_beef;
 
-/// A ring, as its reader has it.
+/// A ring from the reader's side.
 struct Reader(RingBuf<MapData>);
 
 impl Reader {
-    /// The records that there are.
+    /// The records in the ring.
     fn records(&mut self) -> Vec<(RecordHead, Vec<u8>)> {
         let mut records = Vec::new();
         while let Some(record) = self.0.next() {
@@ -74,7 +74,7 @@ fn now_ns() -> u64 {
 fn a_record_is_the_frame_byte_for_byte() {
     let (mut bench, mut reader) = bench("record", 0, 1 << 20);
     let edges = SIZES.iter().flat_map(|size| [size - HEAD - 1, size - HEAD, size - HEAD + 1]);
-    // What a test run takes, and no more than a device could send.
+    // Sizes that a test run accepts, and that a device could send.
     for size in [14, 15, 60, 1514].into_iter().chain(edges).filter(|size| *size <= 3500) {
         for (hook, direction) in [(Hook::Ingress, Egress), (Hook::Egress, Ingress)] {
             let frame = Frame::new(ROUTER, POD).filled(size, size).bytes();
@@ -99,7 +99,7 @@ fn a_record_is_cut_to_the_snap_length() {
         let [(seen, bytes)] = &reader.records()[..] else { panic!("{size} bytes: no record") };
         assert_eq!((seen.len as usize, &bytes[..]), (size, &frame[..size.min(96)]));
     }
-    // Longer than a clone could be cut to.
+    // A length to which a clone could not be cut.
     put_snaplen(&mut bench, 40_000);
     let frame = tcp_over_ipv6(60_000);
     send_super_frame(&bench, "tapp", &frame);
@@ -111,11 +111,11 @@ fn a_record_is_cut_to_the_snap_length() {
     assert_eq!(bench.misfit(0, Misfit::Cut), (0, 0), "it was asked for");
 }
 
-/// BIG TCP: the record has no room for all of the packet, which is counted.
+/// BIG TCP: the record has no room for the whole packet, and the missing bytes are counted.
 #[test]
 fn what_a_record_has_no_room_for_is_counted() {
     let (bench, mut reader) = bench("recordbig", 0, 1 << 20);
-    // Before Linux 5.19 there are no such super-frames.
+    // Linux before 5.19 has no such super-frames.
     if !bench.lab.node().try_run("ip link set tapp gso_max_size 131072").status.success() {
         return;
     }
@@ -183,7 +183,7 @@ fn what_a_full_ring_does_not_take_is_lost_and_counted() {
         let expected = [(Egress, Verdict::Copied, copied), (Egress, Verdict::Lost, sent - copied)];
         assert_eq!(bench.counted(0), counted(500, &expected));
         assert_eq!(bench.taken(0), copied * room(500));
-        // As long as the reader has not returned what it has read, the session has its part of the ring.
+        // Until the reader has returned what it has read, the session occupies its part of the ring.
         bench.put_returned(0, bench.taken(0));
     }
 }
@@ -216,7 +216,7 @@ fn a_stream_without_a_ring_is_down() {
     assert_eq!(bench.counted(0), counted(100, &[(Egress, Verdict::TargetDown, 2)]));
 }
 
-/// The same packet for two mirrors: one stream and one device.
+/// The same packet for two mirrors, to a stream and to a device.
 #[test]
 fn a_packet_is_in_a_stream_once_and_on_the_device_besides() {
     let (mut bench, mut reader) = bench("recordonce", 0, RING);
@@ -235,7 +235,7 @@ fn a_packet_is_in_a_stream_once_and_on_the_device_besides() {
     assert_eq!(bench.counted(2), counted(300, &[(Egress, Verdict::Duplicate, 1)]));
 }
 
-/// Room that was returned twice, or for a session that had the id before, takes nothing from this one.
+/// Ring space that was returned twice, or for a former session with the same id, does not reduce this session's space.
 #[test]
 fn more_returned_than_taken_is_nothing_in_use() {
     let (mut bench, mut reader) = bench("recordmore", 0, RING);

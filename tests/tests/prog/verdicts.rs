@@ -20,7 +20,7 @@ fn counted(expected: &[(Direction, Verdict, u64)]) -> Counted {
     bench::counted(packet().len(), expected)
 }
 
-/// A bench with one session of both directions, and a target that takes copies.
+/// A bench with one session of both directions, and a target that accepts copies.
 fn one_session(story: &str, peer: bool) -> Bench {
     let mut bench = Bench::new(story);
     bench.put_device(0, "target0", READY);
@@ -124,8 +124,8 @@ fn a_target_that_does_not_exist_is_down() {
 
 #[test]
 fn a_device_that_went_down_is_down_if_it_has_no_queue_and_else_congested() {
-    // The kernel answers NET_XMIT_CN for a device that is down, and 2 is TC_ACT_SHOT: `run` checks that the packet
-    // goes on nevertheless.
+    // The kernel returns NET_XMIT_CN for a device that is down, which is 2 like TC_ACT_SHOT: `run` checks that the
+    // packet passes nevertheless.
     let mut bench = one_session("device-down", false);
     bench.put_device(0, "idle", READY);
     bench.run(Hook::Egress, &packet(), 2);
@@ -150,7 +150,7 @@ fn a_full_queue_is_congestion() {
 
 #[test]
 fn a_copy_that_the_kernel_cannot_make_has_failed() {
-    // A tun device takes packets without a link-layer header: of a packet that is nothing else nothing is left.
+    // A tun device takes packets without a link-layer header: nothing is left of a packet that has only this header.
     let mut bench = one_session("failed", false);
     bench.lab.node().ip("tuntap add name tun mode tun");
     bench.lab.node().ip("link set tun up");
@@ -158,7 +158,7 @@ fn a_copy_that_the_kernel_cannot_make_has_failed() {
     let runt = Frame::new([2; 6], [4; 6]).bytes();
     assert_eq!(runt.len(), 14);
     if let Err(error) = bench.try_run(Hook::Ingress, &runt, 2) {
-        // Kernels between two changes of 2022 do not make such a packet for a test.
+        // Kernels between two changes of 2022 do not create such a test packet.
         assert!(error.raw_os_error() == Some(libc::EINVAL) && !kernel_is_at_least(6, 2), "{error}");
         return;
     }
@@ -167,7 +167,7 @@ fn a_copy_that_the_kernel_cannot_make_has_failed() {
 
 #[test]
 fn an_uncopied_packet_is_not_marked() {
-    // Had the first session left the mark of a copy that was not made, the second would call it a duplicate.
+    // If the first session left the mark of a copy that was not made, the second would count a duplicate.
     let mut bench = one_session("unmarked", false);
     bench.put_device(0, "idle", READY);
     bench.put_tap(at(false), &[session(0, 0, BOTH), session(1, 0, BOTH)]);
@@ -186,7 +186,7 @@ fn a_session_of_a_target_that_cannot_be_fails() {
     assert_eq!(bench.counted(1), counted(&[(Ingress, Verdict::Copied, 1)]));
 }
 
-/// The programs for kernels that refuse the call of a filter.
+/// The programs for kernels that refuse calls of filters.
 #[test]
 fn programs_that_call_no_filters_copy_nothing_for_a_session_with_one() {
     let mut bench = Bench::with_filters("no-filters", false);
@@ -201,7 +201,8 @@ fn programs_that_call_no_filters_copy_nothing_for_a_session_with_one() {
     assert_eq!(target.arrived(), [packet()]);
 }
 
-/// A filter that cannot be asked lets nothing pass, and its answer is no verdict of tc (`Bench::run` checks that).
+/// A filter that cannot be called lets nothing pass, and the failure does not become tc's verdict (`Bench::run` checks
+/// that).
 #[test]
 fn a_filter_whose_place_is_empty_copies_nothing() {
     let mut bench = one_session("empty-place", false);

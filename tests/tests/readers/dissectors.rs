@@ -1,10 +1,10 @@
-//! tshark reads the packets of tunnels on the cable: the keys, the frames inside, and their checksums.
+//! tshark reads the tunnels' packets between the machines: the keys, the inner frames, and their checksums.
 
 use mirror_tests::{Agent, Capture, Conversation, PodSpec, PodsFile, SOON, check, eventually};
 
 use crate::{Node, any_mode};
 
-/// The kind of the device (ERSPAN comes with GRE), the target, and what the packets are for tshark.
+/// The kind of the device (ERSPAN is part of GRE), the target, and a display filter of tshark for its packets.
 const KINDS: [[&str; 3]; 9] = [
     ["vxlan", "vxlan:10.9.0.5:4789/vni=77/oversize=segment", "vxlan.vni == 77"],
     ["vxlan", "vxlan:[fd09::5]:4789/vni=78/oversize=segment", "vxlan.vni == 78"],
@@ -17,7 +17,7 @@ const KINDS: [[&str; 3]; 9] = [
     ["ip6gretap", "erspan:fd09::5/session=6", "erspan.spanid == 6"],
 ];
 
-/// All frames of the pod are inside, and no others: their addresses, and as many of each.
+/// The tunnel carries exactly the pod's frames, with the right addresses and numbers.
 #[test]
 fn every_kind_is_what_its_name_says() {
     let node = Node::new("dissect");
@@ -63,7 +63,7 @@ fn every_kind_is_what_its_name_says() {
             check(now == all, || format!("{target}: {now} of {all} frames"))
         });
         assert_eq!(read(), expected(), "{target}");
-        // Everything that the node has sent is this tunnel's, with this key.
+        // Everything that the node has sent belongs to this tunnel, with this key.
         let sent = cable.dissected("eth.dst == 02:00:00:00:02:05", &["frame.number"]);
         assert_eq!(sent.len(), expected().len(), "{target}");
         let wrong = "_ws.malformed || _ws.short || _ws.expert.severity == 8388608 || ip.checksum.status == Bad || \

@@ -1,4 +1,5 @@
-//! softflowd counts the flows of a mirrored pod on another machine, behind a tunnel, and nfdump reads what it exports.
+//! softflowd counts the flows of a mirrored pod on another machine, at the end of a tunnel, and nfdump reads what it
+//! exports.
 
 use std::net::IpAddr;
 
@@ -7,12 +8,12 @@ use nix::sys::signal::Signal;
 
 use crate::{Node, any_mode};
 
-/// The number of the port of nfcapd.
+/// nfcapd's port.
 const PORT: u16 = 2055;
-/// The socket of softflowd.
+/// softflowd's control socket.
 const CONTROL: &str = "/run/story/softflowd.ctl";
 
-/// Protocols of IP, by their numbers.
+/// IP protocol numbers.
 const ICMP: u8 = 1;
 const UDP: u8 = 17;
 
@@ -23,14 +24,14 @@ fn counted(lab: &Lab, far: &Netns) -> usize {
     count.and_then(|count| count.trim().parse().ok()).ok_or(text).unwrap()
 }
 
-/// Has softflowd do something, and returns what it says.
+/// Sends a command to softflowd, and returns its output.
 fn control(lab: &Lab, far: &Netns, word: &str) -> String {
     let output = lab.reader(far, &["softflowctl", "-c", CONTROL, word]).output().unwrap();
     assert!(output.status.success(), "{word}: {output:?}");
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// Whether nfcapd has taken all datagrams that have arrived.
+/// Checks that nfcapd has read all datagrams that have arrived.
 fn nothing_waits(netns: &Netns) -> Result<(), String> {
     let sockets = netns.enter(|| std::fs::read_to_string("/proc/thread-self/net/udp")).unwrap();
     let port = format!(":{PORT:04X}");
@@ -42,7 +43,7 @@ fn nothing_waits(netns: &Netns) -> Result<(), String> {
 
 /// A flow in one direction: from, to, protocol, packets, bytes.
 fn flow(from: IpAddr, to: IpAddr, protocol: u8, sizes: &[usize]) -> String {
-    // With the header of IPv4, and with 8 bytes of UDP or ICMP.
+    // With the headers of IPv4, and of UDP or ICMP (8 bytes).
     let bytes: usize = sizes.iter().map(|size| size + 28).sum();
     format!("{from} {to} {protocol} {} {bytes}", sizes.len())
 }
@@ -85,7 +86,7 @@ fn softflowd_exports_the_flows_of_the_mirrored_pod() {
             check(frames == 2 * (sizes.len() + 5), || format!("{frames} frames have arrived"))
         });
         arrived.stop();
-        // softflowd gets packets in blocks. What fills the block is a flow of its own.
+        // softflowd receives packets in blocks. The packets that fill the block are a flow of their own.
         let filling = Flood::start(web, db);
         filling.go_on(3000);
         filling.stop();

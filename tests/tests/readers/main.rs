@@ -1,8 +1,7 @@
-//! Stories of programs that nobody here wrote and that read copies: Suricata, softflowd with nfdump, tshark, Open
-//! vSwitch.
+//! Stories of third-party programs that read copies: Suricata, softflowd with nfdump, tshark, Open vSwitch.
 //!
-//! They run what docs/recipes.md and docs/targets.md say. `cargo xtask test --level readers` brings the programs of
-//! Debian 13.
+//! They run the commands of docs/recipes.md and docs/targets.md. `cargo xtask test --level readers` installs the
+//! programs of Debian 13.
 #![expect(clippy::unwrap_used, reason = "tests")]
 
 use mirror_tests::{AttachMode, Lab, Netns, PodNs};
@@ -13,7 +12,7 @@ mod ovs;
 mod streams;
 mod suricata;
 
-/// The way to attach: no story here depends on it.
+/// The attach mode: no story here depends on it.
 fn any_mode() -> AttachMode {
     if AttachMode::Tcx.is_applicable() { AttachMode::Tcx } else { AttachMode::Clsact }
 }
@@ -30,14 +29,14 @@ impl Node {
         let lab = Lab::new(story);
         lab.bridge("br0");
         let node = Self { web: lab.pod("web", "br0"), db: lab.pod("db", "br0"), lab };
-        // Both learn where the other is. Until then, the bridge floods.
+        // Both pods learn each other's address. Until then, the bridge floods.
         node.web.ping(node.db.v4(), 2, 56);
         node.web.ping(node.db.v6(), 2, 56);
         node
     }
 
-    /// A cable to another machine. The node sends what is for 10.9.0.5 and fd09::5 there, whether or not the machine has
-    /// these addresses. As on a NIC without offloads, all packets on the cable are complete.
+    /// A directly connected machine. The node sends packets for 10.9.0.5 and fd09::5 there, whether or not the machine
+    /// has these addresses. As on a NIC without offloads, all packets on the link are complete.
     fn cable(&self) -> Netns {
         let node = self.lab.node();
         let far = Netns::new(&format!("{}-far", node.name()));

@@ -1,7 +1,7 @@
-//! Open vSwitch on another machine receives the packets of tunnels, and forwards what is inside by the key.
+//! Open vSwitch on another machine receives the packets of tunnels, and forwards the inner frames by the key.
 //!
-//! The first commands are those of docs/targets.md. The datapath is a module of the kernel, and the kernels of the
-//! guests have it. On another kernel the story says that it was not run, and fails if nothing may be left out.
+//! The first commands are those of docs/targets.md. The datapath is a kernel module, which the guests' kernels have. On
+//! another kernel the story reports that it was not run, and fails if no story may be skipped.
 
 use std::{collections::BTreeMap, env, fs, io::Write as _};
 
@@ -13,7 +13,7 @@ const DOCUMENT: &str = include_str!("../../../docs/targets.md");
 /// The bridge in the document.
 const BRIDGE: &str = "br-ids";
 
-/// A target. Its name is also that of the port where its copies leave the switch.
+/// A target. The port where its copies leave the switch has the same name.
 struct Way {
     name: &'static str,
     target: &'static str,
@@ -26,7 +26,7 @@ const fn way(name: &'static str, target: &'static str, tunnel: &'static str, key
     Way { name, target, tunnel, key }
 }
 
-/// The way of the document, and those of the other kinds.
+/// The target of the document, and those of the other tunnel types.
 const WAYS: [Way; 8] = [
     way("ids0", "vxlan:10.9.0.5:14789/vni=77", "copies", 77),
     way("vx6", "vxlan:[fd09::5]:14789/vni=78", "copies", 78),
@@ -37,7 +37,7 @@ const WAYS: [Way; 8] = [
     way("er1", "erspan:10.9.0.5/session=1023", "in-erspan", 1023),
     way("er2", "erspan:10.9.0.5/session=5/version=2", "in-erspan", 5),
 ];
-/// The ports for the tunnels of the other kinds, and their types.
+/// The ports for the tunnels of the other types, and their types.
 const TUNNELS: [[&str; 2]; 4] = [
     ["in-geneve", "geneve options:dst_port=16081"],
     ["in-gre", "gre"],
@@ -50,14 +50,13 @@ const OTHER: &str = "other";
 /// A key that no copy has.
 const OTHER_KEY: u32 = 79;
 
-/// The commands for the receiver in the document.
+/// The document's commands for the receiver.
 fn documented() -> Vec<&'static str> {
     let mut blocks = DOCUMENT.split("```sh\n").skip(1).map(|rest| rest.split("```").next().unwrap());
     let block = blocks.find(|block| block.starts_with("ovs-vsctl")).unwrap();
     block.lines().collect()
 }
 
-/// Whether the kernel has the datapath.
 fn has_datapath(netns: &Netns) -> bool {
     let has = netns.has_datapath();
     let may_be_left_out =
@@ -90,7 +89,7 @@ fn forwarded(switch: &Switch<'_>) -> BTreeMap<String, (usize, usize)> {
     forwarded
 }
 
-/// One pod is mirrored into all of them at once.
+/// One pod is mirrored into all tunnels at once.
 #[test]
 fn it_forwards_every_frame_once_by_the_key_of_its_tunnel() {
     let node = Node::new("ovs");
@@ -101,7 +100,7 @@ fn it_forwards_every_frame_once_by_the_key_of_its_tunnel() {
     let Node { web, db, lab } = &node;
     far.ip("address add 10.9.0.5/24 dev up1");
     far.ip("address add fd09::5/64 dev up1 nodad");
-    // The ports of the switch say nothing by themselves.
+    // The switch's ports must not send packets by themselves.
     far.sysctl("ipv6/conf/default/disable_ipv6", "1");
     let (before, far_before) = (lab.network_state(), far.devices());
 
@@ -125,7 +124,7 @@ fn it_forwards_every_frame_once_by_the_key_of_its_tunnel() {
     fs::write(lab.files().join("flows"), flows).unwrap();
     switch.run(&format!("ovs-ofctl add-flows {BRIDGE} /run/story/flows"));
     for device in far.devices().iter().filter(|device| device.contains("_sys")) {
-        // Otherwise the device puts segments together again that come one after the other.
+        // Otherwise the device merges consecutive segments again.
         far.run(&format!("ethtool -K {device} gro off"));
     }
 
@@ -164,7 +163,7 @@ fn it_forwards_every_frame_once_by_the_key_of_its_tunnel() {
     let mut expected: BTreeMap<_, _> =
         WAYS.iter().map(|way| (way.name.to_owned(), (all.len(), all.bytes()))).collect();
     expected.insert(OTHER.to_owned(), (0, 0));
-    // The daemon reads the counters of the datapath now and then.
+    // The daemon reads the counters of the datapath periodically.
     eventually(SOON, || {
         let forwarded = forwarded(&switch);
         check(forwarded == expected, || format!("{forwarded:?}, expected: {expected:?}"))

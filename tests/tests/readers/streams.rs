@@ -14,7 +14,7 @@ pub(crate) fn ends_well(tail: Tail) {
     assert_eq!(exit.code, Some(0), "{exit:?}");
 }
 
-/// As Wireshark does, tshark has dumpcap read the pipe. It knows whose packets these are.
+/// Like Wireshark, tshark lets dumpcap read the pipe. It shows the pod's name.
 #[test]
 fn wireshark_reads_a_stream_and_names_the_pod() {
     let Node { web, db, lab } = &Node::new("shark-stream");
@@ -37,8 +37,8 @@ fn wireshark_reads_a_stream_and_names_the_pod() {
     lab.cleanup();
 }
 
-/// Two mirrors with different snap lengths are in one stream. libpcap, which also Suricata uses, takes only files whose
-/// interfaces all have the same.
+/// Two mirrors with different snap lengths are in one stream. libpcap, which Suricata also uses, accepts only files
+/// whose interfaces all have the same snap length.
 #[test]
 fn tcpdump_reads_mirrors_with_different_snap_lengths() {
     let Node { web, db, lab } = &Node::new("dump-stream");

@@ -15,7 +15,7 @@ use nix::sys::signal::Signal;
 
 use crate::{Node, any_mode, streams::ends_well};
 
-/// The number of the rule that tells of pings, and those of the others.
+/// The number of the rule for pings, and those of the other rules.
 const PING: u64 = 1_000_001;
 const OTHERS: [u64; 3] = [1_000_002, 1_000_003, 1_000_004];
 const LOG: &str = "/var/log/suricata/eve.json";
@@ -26,7 +26,7 @@ type Alert = (String, String, u64);
 /// The alerts so far, sorted.
 fn alerts(log: &Path) -> Vec<Alert> {
     let text = fs::read_to_string(log).unwrap_or_default();
-    // Suricata may be writing the last line.
+    // Suricata may still be writing the last line.
     let whole = text.rsplit_once('\n').map_or("", |(whole, _)| whole);
     let events = whole.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap());
     let text_of = |value: &serde_json::Value| value.as_str().unwrap().to_owned();
@@ -46,17 +46,17 @@ fn told(log: &Path) -> Vec<Alert> {
     alerts(log).into_iter().filter(|alert| alert.2 != PING).collect()
 }
 
-/// Each rule once, from one pod to another.
+/// One alert per rule, from one pod to another.
 fn once(from: &PodNs, to: &PodNs) -> Vec<Alert> {
     OTHERS.map(|rule| (from.v4().to_string(), to.v4().to_string(), rule)).to_vec()
 }
 
-/// Sends what each rule but that of pings tells of, once: a datagram, the end of a long upload, a request.
+/// Triggers each rule except that for pings once: a datagram, the end of a long upload, a request.
 fn provoke(from: &PodNs, to: &PodNs) {
     let receiver = to.netns().enter(|| UdpSocket::bind((to.v4(), 0))).unwrap();
     let sender = from.netns().enter(|| UdpSocket::bind((from.v4(), 0))).unwrap();
     sender.send_to(b"open sesame", receiver.local_addr().unwrap()).unwrap();
-    // It leaves the pod in super-frames.
+    // The text leaves the pod in super-frames.
     converse(from, to, &("-".repeat(500_000) + "open sesame"), "thanks");
     let answer = "HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n";
     converse(from, to, "GET /admin HTTP/1.1\r\nHost: db\r\n\r\n", answer);
@@ -85,7 +85,7 @@ fn converse(from: &PodNs, to: &PodNs, text: &str, answer: &str) {
     assert_eq!(received, answer);
 }
 
-/// Waits until Suricata tells of pings. It says that it has started before it reads.
+/// Waits until Suricata reports pings: it prints that it has started before it reads.
 fn wait_until_it_reads(node: &Node, log: &Path) {
     eventually(3 * SOON, || {
         node.web.ping(node.db.v4(), 1, 56);
@@ -93,7 +93,7 @@ fn wait_until_it_reads(node: &Node, log: &Path) {
     });
 }
 
-/// Pings come and go while Suricata starts, so all that is known of them is who has sent them.
+/// Pings can be missed while Suricata starts, so only their source and destination are checked.
 fn only_web_pings(node: &Node, log: &Path) {
     let Node { web, db, .. } = node;
     let is_one = |alert: &Alert| {
@@ -102,7 +102,7 @@ fn only_web_pings(node: &Node, log: &Path) {
     assert!(alerts(log).iter().all(is_one), "{:?}", alerts(log));
 }
 
-/// Provokes alerts with both pods, the mirrored one and another one, and ends Suricata.
+/// Triggers alerts from both pods, the mirrored one and another one, and ends Suricata.
 fn tells_of_the_mirrored_pod_alone(node: &Node, quiet: &PodNs, log: &Path, suricata: Reader) {
     let Node { web, db, lab } = node;
     quiet.ping(db.v4(), 2, 56);
@@ -130,7 +130,7 @@ fn on_the_nodes_network_it_tells_of_the_mirrored_pod_once() {
     let before = lab.network_state();
     let recipe = Recipe::of(lab, "suricata-node");
     assert!(recipe.is_on_the_nodes_network() && recipe.words().contains(&MIRROR));
-    // A pod of Suricata that starts ahead of the agent's ends, and the kubelet starts it again.
+    // If a Suricata pod starts before the agent, it exits, and the kubelet restarts it.
     let too_early = recipe.command(lab.node()).output().unwrap();
     assert_eq!(too_early.status.code(), Some(1), "{too_early:?}");
 
@@ -174,7 +174,7 @@ fn in_a_pod_of_its_own_it_needs_one_capability() {
     lab.network_is_as(&before);
 }
 
-/// No mirror, no annotation, and a program without any right.
+/// No mirror, no annotation, and a reader without any capability.
 #[test]
 fn from_a_stream_it_tells_of_the_captured_pod() {
     let node = &Node::new("ids-stream");

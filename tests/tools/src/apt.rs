@@ -1,5 +1,5 @@
-//! Debian's packages, unpacked into the cache: a private apt configuration, so that the system's sources and packages
-//! stay as they are.
+//! Unpacks Debian's packages into the cache with a private apt configuration, without changing the system's sources and
+//! packages.
 
 use std::{
     env, fs,
@@ -14,7 +14,7 @@ use crate::{
     programs::cache_dir,
 };
 
-/// Why Debian's packages are of no use on this machine, if so.
+/// Returns the reason if Debian's packages cannot be used on this machine.
 pub fn can_unpack() -> Result<()> {
     if env::consts::ARCH != "x86_64" {
         bail!("the packages are for x86-64, and this machine is {}", env::consts::ARCH);
@@ -64,7 +64,7 @@ impl Apt {
             apt.arg("-o").arg(format!("{option}={}", self.dir.join(path).display()));
         }
         apt.args(["-o", "Dir::Etc::sourceparts=/dev/null", "-o", "Dir::Etc::preferencesparts=/dev/null"]);
-        // Reads what is installed, to know which libraries are not, and changes nothing: no lock is needed.
+        // Reads which libraries are installed and changes nothing, so no lock is needed.
         apt.args(["-o", "Dir::State::status=/var/lib/dpkg/status", "-o", "Debug::NoLocking=true"]);
         apt.args(["-o", "APT::Sandbox::User=root", "-o", "Acquire::Languages=none"]);
         apt
@@ -75,7 +75,7 @@ impl Apt {
         let names = self.command("apt-cache").args(["pkgnames", "linux-image-"]).read()?;
         let newest = names.lines().filter(|name| is_kernel(name, series)).max_by_key(|name| build(name));
         let newest = newest.with_context(|| format!("Debian has no kernel {series} any more"))?;
-        // From Linux 6.19 on, the kernel and its modules are in packages that this one depends on.
+        // From Linux 6.19 on, the kernel and its modules are in packages on which this one depends.
         let release = newest.trim_start_matches("linux-image-");
         let needs = self.command("apt-cache").args(["depends", "--important", newest]).read()?;
         let needs = needs.lines().filter_map(|line| line.trim().strip_prefix("Depends: "));
@@ -90,7 +90,7 @@ impl Apt {
         self.fetch(download, to)
     }
 
-    /// The same with every package that it needs and that is not installed.
+    /// The same with every dependency that is not installed.
     pub fn unpack_with_libraries(&self, package: &str, to: &Path) -> Result<()> {
         let mut download = self.command("apt-get");
         download.args(["install", "--download-only", "--yes", "--no-install-recommends"]);
@@ -98,8 +98,8 @@ impl Apt {
         self.fetch(download, to)
     }
 
-    /// The same with every package that they need, as if nothing were installed. A program of another Debian than this
-    /// machine's runs in that tree by chroot.
+    /// The same with all dependencies, as if nothing were installed. A program of another Debian release runs in that
+    /// tree by chroot.
     pub fn unpack_tree(&self, packages: &[&str], to: &Path) -> Result<()> {
         let nothing = self.dir.join("nothing-installed");
         fs::write(&nothing, "")?;
@@ -109,7 +109,7 @@ impl Apt {
         self.fetch(download, to)
     }
 
-    /// Runs the download, and unpacks what it brought; `to` is either complete afterwards or not there.
+    /// Runs the download, and unpacks its packages; afterwards `to` is either complete or does not exist.
     fn fetch(&self, mut download: Command, to: &Path) -> Result<()> {
         let debs = self.dir.join("cache/archives");
         let partial = to.with_extension("partial");
@@ -130,7 +130,8 @@ impl Apt {
     }
 }
 
-/// Whether a package is that of a plain kernel of this series. Those that depend on the newest one have a shorter version.
+/// Whether this is the package of a plain kernel of this series. The metapackages for the newest kernel have a shorter
+/// version.
 fn is_kernel(package: &str, series: &str) -> bool {
     let version = package.strip_prefix("linux-image-").and_then(|rest| rest.strip_suffix("-amd64"));
     version.is_some_and(|version| {
@@ -141,7 +142,7 @@ fn is_kernel(package: &str, series: &str) -> bool {
     })
 }
 
-/// The numbers in a package's name, in their order: a later build has greater ones.
+/// The numbers in a package's name, in order: a later build has greater ones.
 fn build(package: &str) -> Vec<u32> {
     package.split(|c: char| !c.is_ascii_digit()).filter_map(|number| number.parse().ok()).collect()
 }

@@ -1,4 +1,4 @@
-//! The architectures that the agent is built for, by their names in images and to Rust.
+//! The architectures that the agent is built for, with their names in images and in Rust.
 
 use std::str::FromStr;
 
@@ -26,7 +26,7 @@ impl Arch {
         }
     }
 
-    /// What images call it.
+    /// The name in images.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Amd64 => "amd64",
@@ -34,7 +34,7 @@ impl Arch {
         }
     }
 
-    /// The target of Rust whose programs are linked statically.
+    /// Rust's target for statically linked programs.
     pub const fn target(self) -> &'static str {
         match self {
             Self::Amd64 => "x86_64-unknown-linux-musl",

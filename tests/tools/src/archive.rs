@@ -1,7 +1,8 @@
-//! Container images without a container engine: a docker-archive, which containerd, Docker and Podman import. And the
-//! archives that such an image is made of.
+//! Writes container images without a container engine, as a docker-archive, which containerd, Docker and Podman import.
+//! Also writes the tar archives in such an image.
 //!
-//! One layer, written in the order given, with owner root and time zero: the same files make the same bytes.
+//! The image has one layer with its entries in the given order, owner root and time zero: the same files give the same
+//! bytes.
 
 use std::{fs::File, io::Write as _, path::Path};
 
@@ -12,7 +13,7 @@ use tar::{Builder, EntryType, Header};
 
 use crate::arch::Arch;
 
-/// What stands at a path in the image.
+/// The content of a path in the image.
 pub enum Content {
     /// A directory.
     Dir,
@@ -28,7 +29,7 @@ pub struct Entry {
     pub path: String,
     /// Its permissions; a link has none of its own.
     pub mode: u32,
-    /// What it is.
+    /// The content.
     pub content: Content,
 }
 
@@ -54,8 +55,8 @@ impl Entry {
     }
 }
 
-/// Writes an image for nodes of one architecture. `reference` is its name with a tag, as a pod would give it; `config`
-/// is the runtime's part of the image's configuration: `Entrypoint`, `Env`, `User`, `Labels`, ...
+/// Writes an image for nodes of one architecture. `reference` is its name with a tag, as in a pod's spec; `config` is
+/// the runtime's part of the image's configuration: `Entrypoint`, `Env`, `User`, `Labels`, ...
 pub fn write_archive(
     to: &Path,
     reference: &str,
@@ -92,7 +93,7 @@ pub fn write_archive(
     archive.into_inner()?.flush().with_context(|| to.display().to_string())
 }
 
-/// The bytes of a tar archive of these.
+/// The bytes of a tar archive of these entries.
 pub fn write_tar(entries: &[Entry]) -> Result<Vec<u8>> {
     let mut tar = Builder::new(Vec::new());
     for entry in entries {

@@ -1,8 +1,8 @@
-//! What tests and tasks need of the machine that they run on.
+//! Access of tests and tasks to the machine on which they run.
 //!
 //! Runs programs (`process`), finds and installs them (`programs`), unpacks Debian's packages into the cache (`apt`),
-//! among them programs that read copies (`readers`), and writes container images (`archive`). Brings no Rust toolchain:
-//! `xtask` does.
+//! among them programs that read copies (`readers`), and writes container images (`archive`). `xtask` installs Rust
+//! toolchains.
 
 #![expect(clippy::print_stdout, reason = "says what it installs, on a command line tool's output")]
 

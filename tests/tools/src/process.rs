@@ -1,4 +1,4 @@
-//! Running other programs, and telling what is done.
+//! Runs other programs, and prints progress.
 
 use std::{
     env,
@@ -12,27 +12,27 @@ use anyhow::{Context as _, Result, bail};
 
 use crate::ebpf::without_outer_cargo;
 
-/// Says what is done next.
+/// Prints the next step.
 pub fn step(what: &str) {
     println!("==> {what}");
     // Other programs write to the same terminal or file.
     let _ = std::io::stdout().flush();
 }
 
-/// A program that is to run without the surroundings of `cargo run`.
+/// A command that runs without the environment of `cargo run`.
 pub fn command(program: impl AsRef<OsStr>) -> Command {
     let mut command = Command::new(program);
     without_outer_cargo(&mut command);
     command
 }
 
-/// Runs a program to its end, and takes anything but success for an error that names it.
+/// Runs a program to its end. A failure is an error that names the program.
 pub trait Run {
-    /// Lets it write to our output.
+    /// Runs with this process's standard output and error.
     fn run(&mut self) -> Result<()>;
-    /// Returns what it writes to its standard output.
+    /// Runs, and returns the standard output.
     fn read(&mut self) -> Result<String>;
-    /// Says nothing; whether it succeeded.
+    /// Runs without output, and returns whether it succeeded.
     fn succeeds(&mut self) -> bool;
 }
 
@@ -65,19 +65,19 @@ fn line(command: &Command) -> String {
     words.map(|word| word.to_string_lossy()).collect::<Vec<_>>().join(" ")
 }
 
-/// Where `program` is, as the shell would look for it, or in the directories for the administrator's programs.
+/// Path of `program`, searched as the shell does, and in the directories for the administrator's programs.
 pub fn find(program: &str) -> Option<PathBuf> {
     let path = env::var_os("PATH").unwrap_or_default();
     let system = ["/usr/sbin", "/sbin"].map(PathBuf::from);
     env::split_paths(&path).chain(system).map(|dir| dir.join(program)).find(|file| file.is_file())
 }
 
-/// Whether this process may do everything.
+/// Whether this process runs as root.
 pub fn is_root() -> bool {
     nix::unistd::geteuid().is_root()
 }
 
-/// Whether this is a run that nobody watches, in which nothing may be left out.
+/// Whether this is an unattended run, in which nothing may be skipped.
 pub fn is_ci() -> bool {
     env::var("CI").is_ok_and(|value| !value.is_empty() && value != "false" && value != "0")
 }

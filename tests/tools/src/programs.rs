@@ -1,6 +1,6 @@
 //! Programs of this machine: found, or installed with the distribution's packages.
 //!
-//! Each function looks first, and does nothing if the programs are there. Otherwise it prints what it installs. If a
+//! Each function searches first, and does nothing if the programs exist. Otherwise it prints what it installs. If a
 //! program cannot be installed, one message names it and the command that installs it.
 
 use std::{collections::BTreeSet, path::PathBuf};
@@ -12,12 +12,12 @@ use crate::{
     process::{Run as _, command, find, is_root, step},
 };
 
-/// A program that a Debian package brings.
+/// A program and its Debian package.
 #[derive(Debug, Clone, Copy)]
 pub struct Program {
-    /// The program: what is looked for.
+    /// The program to search for.
     pub name: &'static str,
-    /// The package: what is installed.
+    /// The package to install.
     pub package: &'static str,
 }
 
@@ -28,7 +28,7 @@ impl Program {
     }
 }
 
-/// What the tests and the demo talk to the kernel with.
+/// Network programs of the tests and the demo.
 pub const NETWORK: [Program; 4] = [
     Program::of("iproute2", "ip"),
     Program::of("iputils-ping", "ping"),
@@ -36,21 +36,21 @@ pub const NETWORK: [Program; 4] = [
     Program::of("ethtool", "ethtool"),
 ];
 
-/// What `bench traffic` sends traffic with, and what translates addresses of services.
+/// Traffic generators of `bench traffic`, and nft, which translates service addresses.
 pub const TRAFFIC: [Program; 6] = [
     Program::of("iperf3", "iperf3"),
     Program::of("sockperf", "sockperf"),
     Program::of("wrk", "wrk"),
-    // The server too, see `bench traffic`: Debian's package redis-server would start a service.
+    // The package also contains the server, see `bench traffic`: Debian's package redis-server would start a service.
     Program::of("redis-tools", "redis-benchmark"),
     Program::of("redis-tools", "redis-check-rdb"),
     Program::of("nftables", "nft"),
 ];
 
-/// What loses packets in the stories of the level api.
+/// Drops packets in the stories of the level api.
 pub const FIREWALL: [Program; 1] = [Program::of("nftables", "nft")];
 
-/// What writes capture files in the forms that people have, and what people read them with.
+/// Programs that write capture files in common formats, and that people read them with.
 pub const CAPTURES: [Program; 4] = [
     Program::of("wireshark-common", "capinfos"),
     Program::of("wireshark-common", "editcap"),
@@ -58,7 +58,7 @@ pub const CAPTURES: [Program; 4] = [
     Program::of("tshark", "tshark"),
 ];
 
-/// Go, also where sudo has taken its directory out of the path. `what_for` is what it is to build.
+/// Finds Go, even if sudo has removed its directory from the path. `what_for` names what Go is to build.
 pub fn go(what_for: &str) -> Result<PathBuf> {
     const USUAL: &str = "/usr/local/go/bin/go";
     let usual = || Some(PathBuf::from(USUAL)).filter(|path| path.is_file());
@@ -67,7 +67,7 @@ pub fn go(what_for: &str) -> Result<PathBuf> {
     })
 }
 
-/// Installs those that are not there.
+/// Installs missing programs.
 pub fn bring(programs: &[Program]) -> Result<()> {
     let missing: BTreeSet<_> = programs
         .iter()
@@ -100,7 +100,7 @@ pub fn install_packages(packages: &[&str]) -> Result<()> {
         apt.env("DEBIAN_FRONTEND", "noninteractive");
         apt
     };
-    // The lists may never have been fetched, or name versions that are gone.
+    // The package lists may never have been fetched, or may name versions that no longer exist.
     let mut install = apt();
     install.args(["install", "--yes", "--quiet", "--quiet", "--no-install-recommends"]).args(packages);
     if install.succeeds() {

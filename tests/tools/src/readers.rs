@@ -1,7 +1,7 @@
-//! Programs that read copies, as Debian 13 has them: Suricata, softflowd, nfdump, Open vSwitch.
+//! Programs of Debian 13 that read copies: Suricata, softflowd, nfdump, Open vSwitch.
 //!
-//! They are unpacked into the cache with everything that they need, and nothing is installed. They run in that tree by
-//! chroot, because the libraries of this machine may be older.
+//! They are unpacked into the cache with all dependencies, and nothing is installed. They run in that tree by chroot,
+//! because the libraries of this machine can be older.
 
 use std::{
     fs,
@@ -13,15 +13,15 @@ use anyhow::{Context as _, Result};
 
 use crate::{apt::Apt, process::step, programs::cache_dir};
 
-/// The environment variable with the tree.
+/// The environment variable with the path of the tree.
 pub const VARIABLE: &str = "MIRROR_READERS";
 
-/// util-linux has setpriv, which takes capabilities away.
+/// util-linux contains setpriv, which drops capabilities.
 const PACKAGES: [&str; 5] = ["suricata", "softflowd", "nfdump", "openvswitch-switch", "util-linux"];
 /// The file in the tree with the names of these packages.
 const LIST: &str = "packages";
 
-/// The tree with the programs. It is brought once, and again if the list of packages has changed.
+/// Returns the tree with the programs. Unpacks it once, and again if the list of packages has changed.
 pub fn bring() -> Result<PathBuf> {
     let tree = cache_dir()?.join("readers");
     if fs::read_to_string(tree.join(LIST)).is_ok_and(|list| list == PACKAGES.join("\n")) {
@@ -41,8 +41,8 @@ pub fn bring() -> Result<PathBuf> {
     Ok(tree)
 }
 
-/// Adds what a system has and no package: the links to the directories in `/usr`, where file systems are mounted, and
-/// the link that Open vSwitch's package makes when it is installed (`update-alternatives`).
+/// Adds what a system has and no package: the links to the directories in `/usr`, mount points, and the link that Open
+/// vSwitch's package creates when it is installed (`update-alternatives`).
 fn complete(tree: &Path) -> Result<()> {
     for name in ["bin", "sbin", "lib", "lib64"] {
         if !tree.join(name).exists() {

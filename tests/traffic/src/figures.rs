@@ -1,26 +1,26 @@
 //! Averages, and ratios with their intervals.
 //!
 //! A run is noisy, so a contestant is compared with `off` within the same round only, and the median is over the
-//! rounds. The interval is a bootstrap over the rounds: it says what other medians the same rounds could have given.
+//! rounds. The interval is a bootstrap over the rounds: the range of medians that resampled rounds give.
 //!
-//! A figure that is counted in steps which are coarse for one sample, as ticks of the CPU are, has its sum over all
-//! rounds in the place of the median: a round in which nothing was counted has no ratio, and it must not be left out.
+//! A figure that is counted in steps which are coarse for one sample, such as CPU ticks, uses the sum over all rounds
+//! instead of the median: a round in which nothing was counted has no ratio, but must not be excluded.
 
 use mirror_tests::random::Random;
 
-/// With fewer rounds, there is no result: even the whole range of six values leaves the median out once in 32 times.
+/// With fewer rounds, there is no result: even the whole range of six values misses the median once in 32 times.
 pub const MIN_ROUNDS: usize = 6;
 /// How often the rounds are drawn again for an interval.
 const DRAWS: usize = 2000;
 /// A fixed seed: the same samples give the same report.
 const SEED: u64 = 1;
 
-/// The median; `None` of no values.
+/// The median; `None` for no values.
 pub fn median(values: &[f64]) -> Option<f64> {
     quantile(values, 0.5)
 }
 
-/// The value below which a share of the values lies, from 0 to 1, interpolated; `None` of no values.
+/// The quantile of a share from 0 to 1, interpolated; `None` for no values.
 pub fn quantile(values: &[f64], share: f64) -> Option<f64> {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
@@ -29,7 +29,7 @@ pub fn quantile(values: &[f64], share: f64) -> Option<f64> {
     Some(low + (high - low) * at.fract())
 }
 
-/// What the rounds say about a ratio.
+/// Result of the rounds for a ratio.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Finding {
     /// Fewer than [`MIN_ROUNDS`] rounds: no result.
@@ -40,17 +40,17 @@ pub enum Finding {
     Difference,
 }
 
-/// What stands for the rounds.
+/// How the rounds are averaged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Average {
-    /// The median; of ratios, that of the ratios of the rounds.
+    /// The median; for ratios, the median of the rounds' ratios.
     Median,
-    /// The mean; of ratios, that of the sums of all rounds.
+    /// The mean; for ratios, the ratio of the sums over all rounds.
     Mean,
 }
 
 impl Average {
-    /// Of the values of the rounds; `None` of no values.
+    /// The average of the rounds' values; `None` for no values.
     pub fn of(self, values: &[f64]) -> Option<f64> {
         match self {
             Self::Median => median(values),
@@ -58,7 +58,7 @@ impl Average {
         }
     }
 
-    /// The ratio of pairs (contestant, base), one a round; `None` without a finite one.
+    /// The ratio of pairs (contestant, base), one pair per round; `None` if it is not finite.
     fn ratio(self, pairs: &[(f64, f64)]) -> Option<f64> {
         let ratio = match self {
             Self::Median => median(&pairs.iter().map(|(on, base)| on / base).collect::<Vec<_>>())?,
@@ -73,32 +73,32 @@ impl Average {
 /// The ratio of a contestant to `off`, or to another one.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Ratio {
-    /// Of all rounds.
+    /// The ratio over all rounds.
     pub value: f64,
     /// The lower end of the 95 % interval.
     pub low: f64,
-    /// The upper end.
+    /// The upper end of the interval.
     pub high: f64,
     /// The number of rounds.
     pub rounds: usize,
 }
 
 impl Ratio {
-    /// The ratio of pairs (contestant, base), one pair a round; `None` without a finite one, and of means also if nothing
-    /// was counted. A median leaves pairs out that have no finite ratio.
+    /// Computes the ratio of pairs (contestant, base), one pair per round. `None` without a finite ratio, and for means
+    /// also if nothing was counted. The median excludes pairs without a finite ratio.
     pub fn of(average: Average, pairs: &[(f64, f64)]) -> Option<Self> {
         let has_ratio = |(on, base): &&(f64, f64)| average == Average::Mean || (on / base).is_finite();
         let pairs: Vec<_> = pairs.iter().filter(has_ratio).copied().collect();
         let mut random = Random::new(SEED);
         let draw = |_| average.ratio(&pairs.iter().map(|_| random.pick(&pairs)).collect::<Vec<_>>());
-        // Nothing was counted in any round: that is too little for a ratio.
+        // If nothing was counted in any round, there is no ratio.
         let value = average.ratio(&pairs).filter(|value| average == Average::Median || *value != 0.0)?;
         let drawn: Vec<f64> = (0..DRAWS).filter_map(draw).collect();
         let (low, high) = (quantile(&drawn, 0.025)?, quantile(&drawn, 0.975)?);
         Some(Self { value, low, high, rounds: pairs.len() })
     }
 
-    /// What it says.
+    /// The finding for this ratio.
     pub fn finding(&self) -> Finding {
         match self {
             Self { rounds, .. } if *rounds < MIN_ROUNDS => Finding::TooFewRounds,
@@ -156,7 +156,7 @@ mod tests {
 
     #[test]
     fn what_is_counted_in_coarse_steps_has_its_sums_compared() {
-        // A tick in one round of two: a median would compare the rounds in which `off` has one.
+        // A tick in one of two rounds: a median would use only the rounds in which `off` has one.
         let ticks = [(10.0, 0.0), (0.0, 10.0), (10.0, 10.0), (0.0, 0.0), (10.0, 0.0), (10.0, 20.0)];
         let ratio = Ratio::of(Average::Mean, &ticks).unwrap();
         assert_eq!((ratio.value, ratio.rounds, ratio.finding()), (1.0, 6, Finding::NoDifference));
@@ -167,7 +167,7 @@ mod tests {
     }
 
     proptest! {
-        // Each case draws thousands of times.
+        // Each case resamples thousands of times.
         #![proptest_config(ProptestConfig::with_cases(64))]
 
         #[test]

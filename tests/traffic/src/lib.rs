@@ -1,5 +1,5 @@
-//! The pure parts of `cargo xtask bench traffic`: what is measured and in which order, what the tools' output means,
-//! the figures, and the report.
+//! The pure parts of `cargo xtask bench traffic`: the plan of the measurements, the parsers of the tools' output, the
+//! figures, and the report.
 //!
 //! ```text
 //! plan ─► the binary `traffic` runs each turn ─► results ─► figures ─► report, plots
@@ -7,7 +7,7 @@
 //!         output of iperf3, sockperf, … ─► tools                       published
 //! ```
 //!
-//! Nothing here starts a program, reads a file or asks a clock: the binary in `bin/traffic` does, and calls this.
+//! Nothing here starts a program, or reads a file or a clock: the binary in `bin/traffic` does, and calls this crate.
 
 pub mod figures;
 pub mod plan;

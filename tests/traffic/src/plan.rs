@@ -13,17 +13,17 @@ pub use self::{
     kind::{Kind, Metric},
 };
 
-/// The way of the traffic. One end is the mirrored pod: the client, or with a node port the server.
+/// The path of the traffic. One end is the mirrored pod: the client, or with a node port the server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Way {
     /// To a pod of the same node.
     SameNode,
-    /// The same by a second NIC of both, a macvlan.
+    /// The same through a second NIC of both, a macvlan.
     SameNodeMacvlan,
     /// To a pod of another node, which is a second network namespace.
     TwoNodes,
-    /// The same, and the nodes are connected by VXLAN.
+    /// The same, with the nodes connected by VXLAN.
     TwoNodesVxlan,
     /// To its own node.
     OwnNode,
@@ -51,7 +51,7 @@ impl Way {
         Self::NodePortRemote,
     ];
 
-    /// Its name in the command line, in the files and in the published ratios.
+    /// The name in the command line, in the files and in the published ratios.
     pub const fn name(self) -> &'static str {
         match self {
             Self::SameNode => "same-node",
@@ -66,7 +66,7 @@ impl Way {
         }
     }
 
-    /// Its name in the report.
+    /// The name in the report.
     pub const fn title(self) -> &'static str {
         match self {
             Self::SameNode => "Pod to pod on one node",
@@ -94,18 +94,19 @@ impl Way {
     }
 }
 
-/// One measurement that every contestant takes.
+/// One measurement, which is made with every contestant.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Scenario {
     /// The way of the traffic.
     pub way: Way,
     /// What is measured.
     pub kind: Kind,
-    /// Bytes of a message; of Redis, those of a value; of HTTP, the connections; of ping, the µs between two requests.
+    /// Bytes of a message; for Redis, bytes of a value; for HTTP, the number of connections; for ping, µs between two
+    /// requests.
     pub parameter: u32,
 }
 
-/// As `--only` names it: `same-node/udp-bandwidth/64`.
+/// The form of `--only`: `same-node/udp-bandwidth/64`.
 impl fmt::Display for Scenario {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}/{}/{}", self.way.name(), self.kind.name(), self.parameter)
@@ -114,11 +115,11 @@ impl fmt::Display for Scenario {
 
 /// The sizes of the published tables, and 1 byte.
 const SIZES: [u32; 6] = [1, 64, 128, 512, 1024, 4096];
-/// Those with all contestants.
+/// Sizes that are measured with all contestants.
 const FULL_SIZES: [u32; 4] = [64, 1024, 4096, BULK];
 /// The sizes for the other ways.
 const FEW_SIZES: [u32; 2] = [64, 4096];
-/// A message as programs send it that have much to send.
+/// A message size of programs that send bulk data.
 const BULK: u32 = 128 * 1024;
 /// Connections of wrk, as in the published tables.
 const CONNECTIONS: [u32; 2] = [10, 100];
@@ -126,11 +127,11 @@ const CONNECTIONS: [u32; 2] = [10, 100];
 const VALUE: u32 = 64;
 /// µs between two pings. Without a pause, a request follows its answer.
 const PAUSES_US: [u32; 5] = [0, 1_000, 10_000, 100_000, 1_000_000];
-/// From this pause on, a sample has few pings and few contestants: it takes its time whatever they do.
+/// From this pause on, a sample has few pings and few contestants: its duration does not depend on them.
 const LONG_PAUSE_US: u32 = 100_000;
-/// The least and the most pings of a sample.
+/// The minimum and maximum number of pings of a sample.
 const PINGS: (u64, u64) = (20, 1000);
-/// The least pings of a sample with long pauses, and the time in which more are sent.
+/// The minimum number of pings with long pauses, and the time in µs in which more are sent.
 const FEW_PINGS: (u64, u64) = (3, 500_000);
 /// iperf3 writes its own header into a datagram.
 const LEAST_DATAGRAM: u32 = 16;
@@ -138,7 +139,7 @@ const LEAST_DATAGRAM: u32 = 16;
 const LEAST_SOCKPERF: u32 = 64;
 
 impl Scenario {
-    /// All that there are, in the order of the report.
+    /// All scenarios, in the order of the report.
     pub fn all() -> Vec<Self> {
         let mut all = Vec::new();
         for way in Way::ALL {
@@ -186,7 +187,7 @@ impl Scenario {
         }
     }
 
-    /// The smallest message that its tool can send.
+    /// The scenario with at least the smallest message that its tool can send.
     fn possible(self) -> Self {
         match self.kind {
             Kind::UdpBandwidth => Self { parameter: self.parameter.max(LEAST_DATAGRAM), ..self },
@@ -194,12 +195,12 @@ impl Scenario {
         }
     }
 
-    /// Whether hardly anything is sent in its time, so that the CPU time is mostly that of others.
+    /// Whether so little is sent that the CPU time is mostly that of other processes.
     pub const fn is_mostly_idle(self) -> bool {
         matches!(self.kind, Kind::Ping) && self.parameter >= LONG_PAUSE_US
     }
 
-    /// The pings of a sample that is to take so long.
+    /// The number of pings of a sample with this duration.
     pub fn pings(self, sample_us: u64) -> u64 {
         let in_time = |us: u64| us / u64::from(self.parameter.max(1));
         match self.is_mostly_idle() {
@@ -208,7 +209,7 @@ impl Scenario {
         }
     }
 
-    /// Those that contain one of these texts in their names; all, if there is no text. An error names a text that no
+    /// The scenarios whose names contain one of these texts; all, if there is no text. An error names a text that no
     /// scenario contains.
     pub fn chosen(only: &[String]) -> Result<Vec<Self>, String> {
         let mut all = Self::all();
@@ -225,8 +226,8 @@ impl Scenario {
         Ok(all)
     }
 
-    /// Who takes part: everybody where a table is most telling, and few elsewhere, so that there is time for more rounds.
-    /// sockperf takes three seconds for a sample, wrk one, and a ping each second two.
+    /// The contestants: all where a table is most informative, and few elsewhere, so that there is time for more
+    /// rounds. A sample takes three seconds with sockperf, one with wrk, and two with a ping per second.
     pub fn contestants(self) -> &'static [Contestant] {
         match (self.way, self.kind) {
             (Way::SameNodeMacvlan, _) => &Contestant::INSIDE,
@@ -308,7 +309,7 @@ mod tests {
 
     #[test]
     fn a_whole_run_has_enough_rounds() {
-        // As in a run on a machine with 2 CPUs: 33 ms more than the 100 ms that a sample is to take.
+        // As in a run on a machine with 2 CPUs: 33 ms more than the configured 100 ms of a sample.
         let sample_ms = |scenario: &Scenario| match scenario.kind {
             Kind::TcpSockperf | Kind::UdpSockperf => 3_000,
             Kind::Http => 1_100,
@@ -337,7 +338,7 @@ mod tests {
             prop_assert_eq!(&distinct, &expected.collect::<BTreeSet<_>>());
             prop_assert_eq!(distinct.len(), turns.len());
             prop_assert_eq!(&turns, &round(&scenarios, &Contestant::ALL, &mut Random::new(seed)));
-            // The samples that are compared are next to each other.
+            // The compared samples are adjacent.
             let mut blocks: Vec<_> = turns.iter().map(|(scenario, _)| *scenario).collect();
             blocks.dedup();
             prop_assert_eq!(blocks.len(), scenarios.len());

@@ -1,7 +1,8 @@
 //! The plots of a run, as SVG.
 //!
 //! One plot for each table: a line for each contestant, with its ratio to `off` for each size of a message, and the
-//! interval. One plot shows of all what says most. The texts are left to the viewer's fonts, so that no font has to be here.
+//! interval. An overview plot shows the most informative figures of all tables. The text uses the viewer's fonts, so
+//! that no font needs to be installed here.
 
 use plotters::{
     coord::{Shift, types::RangedCoordf64},
@@ -15,14 +16,14 @@ use crate::{
     results::Results,
 };
 
-/// The name of a plot's file.
+/// The file name of a plot.
 pub fn file_name(way: Way, kind: Kind) -> String {
     format!("{}-{}.svg", way.name(), kind.name())
 }
 
-/// The name of the plot that shows what says most.
+/// The file name of the overview plot.
 pub const OVERVIEW: &str = "overview.svg";
-/// What it shows, all pod to pod on one node. Of a latency, the inverse is shown, so that less is worse everywhere.
+/// The figures of the overview, all pod to pod on one node. Latencies are inverted, so that less is worse everywhere.
 const SHOWN: [(&str, Kind, u32); 5] = [
     ("UDP rate, 64 B", Kind::UdpBandwidth, 64),
     ("UDP rate, 1 KiB", Kind::UdpBandwidth, 1024),
@@ -31,7 +32,7 @@ const SHOWN: [(&str, Kind, u32); 5] = [
     ("TCP latency, 64 B", Kind::TcpLatency, 64),
 ];
 
-/// Whether the run has measured all that the overview shows.
+/// Whether the run has measured everything in the overview.
 pub fn has_overview(results: &Results) -> bool {
     let scenarios = results.scenarios();
     shown().iter().all(|shown| scenarios.contains(&shown.scenario))
@@ -45,7 +46,7 @@ fn shown() -> [Shown; 5] {
     })
 }
 
-/// All plots: the file's name and its content. An error is one of the plotting library.
+/// All plots: file names and contents. An error is one of the plotting library.
 pub fn all(results: &Results) -> Result<Vec<(String, String)>, String> {
     let mut plots = Vec::new();
     if has_overview(results) {
@@ -74,19 +75,19 @@ pub fn all(results: &Results) -> Result<Vec<(String, String)>, String> {
     Ok(plots)
 }
 
-/// Pixels.
+/// In pixels, as are the four sizes below.
 const WIDTH: u32 = 900;
 const LINE_HEIGHT: u32 = 44;
 const HEAD_AND_FOOT: u32 = 130;
 const NAMES_WIDTH: u32 = 250;
 const DOT: i32 = 4;
-/// The part of a line that its dots use, from the middle up and down.
+/// The share of a line's height for its dots, up and down from the middle.
 const SPREAD: f64 = 0.36;
-/// Most of a ratio that the axis shows: an outlier must not hide the rest.
+/// Range of ratios on the axis: an outlier must not hide the rest.
 const AXIS: (f64, f64) = (0.0, 3.0);
-/// The width of the legend, as a part of the axis.
+/// The width of the legend, as a share of the axis.
 const LEGEND: f64 = 0.18;
-/// Colours of what is shown, the sizes from small to large, that colour-blind people can tell apart (Okabe and Ito).
+/// Colours of the shown figures, sizes from small to large, that colour-blind people can distinguish (Okabe and Ito).
 const COLOURS: [RGBColor; 7] = [
     RGBColor(0, 0, 0),
     RGBColor(230, 159, 0),
@@ -97,11 +98,11 @@ const COLOURS: [RGBColor; 7] = [
     RGBColor(204, 121, 167),
 ];
 
-/// What has a colour in a plot.
+/// A figure with a colour in a plot.
 struct Shown {
     label: String,
     scenario: Scenario,
-    /// The ratio of `off` to the contestant.
+    /// Shows the ratio of `off` to the contestant.
     is_inverse: bool,
 }
 
@@ -114,14 +115,14 @@ impl Shown {
     }
 }
 
-/// A dot: the line, the index of what is shown, the ratio.
+/// A dot: its line, the index of its figure, and the ratio.
 struct Dot {
     line: usize,
     shown: usize,
     ratio: Ratio,
 }
 
-/// For the title, if the run is no result.
+/// Addition to the title if the run does not count as a result.
 fn caveat(results: &Results) -> String {
     match results.quick || results.rounds < MIN_ROUNDS {
         true => format!(" ({} rounds: no result)", results.rounds),
@@ -169,7 +170,7 @@ fn plot(
         draw(
             &area,
             title,
-            // There is room for the legend on the right.
+            // Leaves room for the legend on the right.
             (low - 0.02, high + LEGEND * (high - low)),
             &lines,
             shown,
@@ -194,7 +195,7 @@ fn draw(
         .margin(12)
         .x_label_area_size(36)
         .y_label_area_size(NAMES_WIDTH)
-        // The first line is on top.
+        // The first line is at the top.
         .build_cartesian_2d(low..high, 0.0..count)?;
     chart
         .configure_mesh()
@@ -206,7 +207,7 @@ fn draw(
             false => "ratio to off, with its 95 % interval",
         })
         .draw()?;
-    // The mesh would put the names at the borders between the lines.
+    // The mesh would draw the names at the borders between the lines.
     for (index, line) in lines.iter().enumerate() {
         let y = count - index as f64 - 0.5;
         let (_, row) = chart.backend_coord(&(low, y));
@@ -257,7 +258,7 @@ mod tests {
             assert!(svg.contains(contestant.title()), "{}", contestant.title());
         }
         assert!(svg.contains(SOURCE) && svg.trim_end().ends_with("</svg>"));
-        // A dot for each size of each contestant and of what was published, and one in the legend for each size.
+        // A dot for each size of each contestant and of the published ratios, and one in the legend for each size.
         let lines = results.contestants.len() - 1;
         assert_eq!(svg.matches("<circle").count(), 2 * lines + 2 + 2);
     }

@@ -2,12 +2,12 @@
 
 use crate::plan::{Kind, Scenario, Way};
 
-/// The source, in the words of the report.
+/// The source, as named in the report.
 pub const SOURCE: &str = "published: Kube-OVN";
 
 const TABLE: &str = include_str!("../published.csv");
 
-/// The published ratio of a mirror to none; `None` if nobody has published one.
+/// The published ratio of a mirror to none; `None` if there is none.
 pub fn ratio(scenario: Scenario) -> Option<f64> {
     lines().find_map(|(way, kind, parameter, ratio)| {
         let is_it =

@@ -12,7 +12,7 @@ use crate::{
     results::Results,
 };
 
-/// The whole report. It names the plots of [`plots::all`] as files beside it.
+/// The whole report. It refers to the plots of [`plots::all`] as files in the same directory.
 pub fn markdown(results: &Results) -> String {
     let mut text = String::new();
     // Writing to a string cannot fail.
@@ -50,7 +50,7 @@ const HOW: &str = "\
 * The load at the end is that of the run itself: each connection of wrk has a thread of the server.
 * Published ratios are from other hardware, without repeats and spread.";
 
-/// Whether the run is a result.
+/// Whether the run counts as a result.
 fn judgement(results: &Results) -> String {
     let Results { rounds, quick, .. } = results;
     match (*quick, *rounds) {
@@ -115,7 +115,7 @@ fn section(results: &Results, way: Way, kind: Kind, scenarios: &[Scenario]) -> S
         }
     }
     let further = kind.further().iter().chain(kind.cpu());
-    // A run of an earlier version has not measured all of them.
+    // A run of an earlier version may lack some of them.
     let has_values = |metric: &&Metric| {
         let off = |scenario: &Scenario| results.values(*scenario, Contestant::Off, **metric);
         scenarios.iter().any(|scenario| !off(scenario).is_empty())
@@ -143,7 +143,7 @@ fn table(results: &Results, scenarios: &[Scenario], metric: Metric) -> String {
     text
 }
 
-/// The table of what the contestants' readers lost; nothing if none of them counts.
+/// The table of the packets that the contestants' readers lost; empty if none of them counts.
 fn reader_losses(results: &Results, scenarios: &[Scenario]) -> String {
     let metric = Metric::ReaderLossPercent;
     let cells = |contestant| -> Vec<String> {
@@ -167,7 +167,7 @@ fn row(title: &str, cells: impl Iterator<Item = String>) -> String {
     format!("| {title} | {} |", cells.collect::<Vec<_>>().join(" | "))
 }
 
-/// A cell: of `off` the average, of others the ratio, or of a share the average too. Empty without samples.
+/// A cell: for `off` the average, for others the ratio, or for a share also the average. Empty without samples.
 fn cell(results: &Results, scenario: Scenario, contestant: Contestant, metric: Metric) -> String {
     if contestant == Contestant::Off || !metric.has_ratio() {
         let values: Vec<f64> = results.values(scenario, contestant, metric).into_values().collect();
@@ -177,7 +177,7 @@ fn cell(results: &Results, scenario: Scenario, contestant: Contestant, metric: M
     results.ratio(scenario, contestant, metric).map_or(String::new(), |ratio| ratio_text(&ratio))
 }
 
-/// A ratio as the report has it.
+/// A ratio in the format of the report.
 pub fn ratio_text(ratio: &Ratio) -> String {
     let Ratio { value, low, high, rounds } = ratio;
     match ratio.finding() {
@@ -187,7 +187,7 @@ pub fn ratio_text(ratio: &Ratio) -> String {
     }
 }
 
-/// With three digits, as far as they are before the point or small.
+/// Three significant digits, but at least all digits before the point.
 fn number(value: f64) -> String {
     match value.abs() {
         100.0.. => format!("{value:.0}"),

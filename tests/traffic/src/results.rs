@@ -1,4 +1,4 @@
-//! The samples of a run, as `results.json` has them. Written by the binary, read by the report and the plots.
+//! The samples of a run, in the format of `results.json`. Written by the binary, read by the report and the plots.
 
 use std::collections::BTreeMap;
 
@@ -18,23 +18,23 @@ pub const FORMAT: u32 = 1;
 pub struct Results {
     /// [`FORMAT`].
     pub format: u32,
-    /// Where it ran.
+    /// The machine of the run.
     pub machine: Machine,
     /// The seed of the order of the turns.
     pub seed: u64,
-    /// Whether it was a quick one, whose figures say nothing.
+    /// Whether it was a quick run, whose figures do not count.
     pub quick: bool,
-    /// The rounds that were completed, without the samples that warmed up.
+    /// Completed rounds, without the samples that warmed up.
     pub rounds: usize,
-    /// How long a sample was to take, in ms.
+    /// The configured duration of a sample, in ms.
     pub sample_ms: u64,
-    /// How long the run took, in s.
+    /// The duration of the run, in s.
     pub took_s: u64,
-    /// Who took part.
+    /// The contestants.
     pub contestants: Vec<Contestant>,
-    /// What a reader should know of this run, a sentence each.
+    /// Remarks for readers of the report, a sentence each.
     pub remarks: Vec<String>,
-    /// All samples in their order.
+    /// All samples in order.
     pub samples: Vec<Sample>,
 }
 
@@ -42,17 +42,17 @@ pub struct Results {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Machine {
-    /// As `uname -r` says.
+    /// The output of `uname -r`.
     pub kernel: String,
     /// The model of the CPUs.
     pub cpu: String,
     /// The number of CPUs.
     pub cpus: usize,
-    /// Their frequency governor, or why there is none.
+    /// The CPU frequency governor, or the reason why there is none.
     pub governor: String,
-    /// The load of the last minute before the run.
+    /// The load average of the last minute before the run.
     pub load_before: f64,
-    /// The load of the last minute at its end.
+    /// The load average of the last minute at the end of the run.
     pub load_after: f64,
     /// The versions of podmirror and of the tools.
     pub versions: BTreeMap<String, String>,
@@ -62,13 +62,13 @@ pub struct Machine {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Sample {
-    /// The round, from 1 on.
+    /// The round, counted from 1.
     pub round: usize,
-    /// What was measured.
+    /// The scenario.
     pub scenario: Scenario,
-    /// With whom.
+    /// The contestant.
     pub contestant: Contestant,
-    /// The messages that were sent.
+    /// The number of sent messages.
     pub messages: u64,
     /// Its figures.
     pub figures: BTreeMap<Metric, f64>,

@@ -1,4 +1,4 @@
-//! Reads what the tools print. Each function is tested with real output (`fixtures/`).
+//! Parses the output of the tools. Each function is tested with real output (`fixtures/`).
 
 use std::collections::BTreeMap;
 
@@ -9,16 +9,16 @@ use crate::plan::Metric;
 /// Figures by metric.
 pub type Figures = BTreeMap<Metric, f64>;
 
-/// What iperf3 has measured.
+/// The results of iperf3.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Iperf3 {
-    /// Seconds in which the client sent.
+    /// Seconds for which the client sent.
     pub seconds: f64,
-    /// Bytes a second that arrived, as bits, and for UDP what was sent and lost.
+    /// Received bits per second, and for UDP also sent and lost datagrams.
     pub figures: Figures,
 }
 
-/// Reads what `iperf3 --json` prints on the client. An error has iperf3's own words.
+/// Parses the client's output of `iperf3 --json`. An error is iperf3's own message.
 pub fn iperf3(output: &str) -> Result<Iperf3, String> {
     let json: Value = serde_json::from_str(output).map_err(|why| format!("iperf3 printed no JSON: {why}"))?;
     if let Some(error) = json["error"].as_str() {
@@ -32,7 +32,7 @@ pub fn iperf3(output: &str) -> Result<Iperf3, String> {
     let received = number(&end["sum_received"]["bits_per_second"], "sum_received.bits_per_second")?;
     let mut figures = Figures::from([(Metric::BitsPerSecond, received)]);
     if json["start"]["test_start"]["protocol"] == "UDP" {
-        // `packets` of `sum_received` are those up to the last that has arrived.
+        // `packets` of `sum_received` does not count datagrams after the last one that has arrived.
         let sent = number(&end["sum_sent"]["packets"], "sum_sent.packets")?;
         let bytes = number(&end["sum_received"]["bytes"], "sum_received.bytes")?;
         let size = number(&json["start"]["test_start"]["blksize"], "test_start.blksize")?;
@@ -42,15 +42,15 @@ pub fn iperf3(output: &str) -> Result<Iperf3, String> {
     Ok(Iperf3 { seconds, figures })
 }
 
-/// Reads what `sockperf ping-pong` prints: the messages, and half a round trip in µs, the median and what 99 % do not
-/// exceed.
+/// Parses the output of `sockperf ping-pong`: the messages, and half a round trip in µs, the median and the 99th
+/// percentile.
 pub fn sockperf(output: &str) -> Result<(u64, Figures), String> {
     let percentile = |which: &str| {
         let line = output.lines().find(|line| line.contains(&format!("percentile {which}")));
         let value = line.and_then(|line| line.rsplit('=').next()?.trim().parse().ok());
         value.ok_or_else(|| format!("sockperf printed no percentile {which}: {output}"))
     };
-    // Its first count is that of the whole run.
+    // The first count in the output is that of the whole run.
     let sent = output.split("SentMessages=").nth(1).and_then(|rest| rest.split(';').next()?.parse().ok());
     let sent = sent.ok_or_else(|| format!("sockperf printed no SentMessages: {output}"))?;
     Ok((
@@ -59,7 +59,7 @@ pub fn sockperf(output: &str) -> Result<(u64, Figures), String> {
     ))
 }
 
-/// Reads what `wrk --latency` prints: the requests, and the figures. Requests that failed are an error.
+/// Parses the output of `wrk --latency`: the requests, and the figures. Failed requests are an error.
 pub fn wrk(output: &str) -> Result<(u64, Figures), String> {
     let missing = |what: &str| format!("wrk printed no {what}: {output}");
     if let Some(failed) =
@@ -83,7 +83,7 @@ pub fn wrk(output: &str) -> Result<(u64, Figures), String> {
     Ok((requests.ok_or_else(|| missing("requests"))?, figures.into()))
 }
 
-/// Reads what `redis-benchmark --csv` prints of one command: the figures.
+/// Parses the output of `redis-benchmark --csv` for one command: the figures.
 pub fn redis_benchmark(output: &str) -> Result<Figures, String> {
     let mut lines = output.lines();
     let names = lines.by_ref().find(|line| line.starts_with("\"test\",")).map(cells).unwrap_or_default();
@@ -116,7 +116,7 @@ fn us(text: &str) -> Option<f64> {
     number.parse::<f64>().ok().map(|number| number * factor)
 }
 
-/// Reads what `ping -q` prints. A request without an answer is an error.
+/// Parses the output of `ping -q`. A request without an answer is an error.
 pub fn ping(output: &str) -> Result<Figures, String> {
     let answered = output.contains(" 0% packet loss");
     let line = output.lines().find(|line| line.starts_with("rtt min/avg/max/mdev = "));
@@ -127,8 +127,8 @@ pub fn ping(output: &str) -> Result<Figures, String> {
     }
 }
 
-/// Reads what tcpdump says at its end: the packets that the kernel had for it, and those of them that it dropped. tcpdump's
-/// own count has only what it has read by then, and it may read once a second.
+/// Parses tcpdump's summary: the packets that the kernel had for it, and those of them that it dropped. tcpdump's own
+/// count contains only what it has read so far, and it may read only once a second.
 pub fn tcpdump(output: &str) -> Result<(u64, u64), String> {
     let count = |what: &str| {
         let line = output.lines().find(|line| line.contains(what));
@@ -138,22 +138,23 @@ pub fn tcpdump(output: &str) -> Result<(u64, u64), String> {
     Ok((count(" received by filter")?, count(" dropped by kernel")?))
 }
 
-/// Ticks in which all CPUs were busy. There are 100 a second.
+/// Ticks in which the CPUs were busy, summed over all CPUs, 100 per second.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Busy {
-    /// In programs.
+    /// Ticks in user mode.
     pub user: u64,
-    /// In the kernel, with its interrupts.
+    /// Ticks in the kernel, with interrupts.
     pub kernel: u64,
 }
 
-/// Reads `/proc/stat`.
+/// Parses `/proc/stat`.
 pub fn busy_ticks(stat: &str) -> Result<Busy, String> {
     let all = stat.lines().find_map(|line| line.strip_prefix("cpu "));
     let ticks: Option<Vec<u64>> =
         all.and_then(|all| all.split_whitespace().map(|tick| tick.parse().ok()).collect());
     match ticks.as_deref() {
-        // user, nice, system; idle and iowait; irq, softirq. `guest` is in user, and stolen time is nobody's work.
+        // user, nice, system; idle and iowait; irq, softirq. `guest` is included in user, and stolen time is no work of
+        // this machine.
         Some([user, nice, system, _, _, irq, softirq, ..]) => {
             Ok(Busy { user: user + nice, kernel: system + irq + softirq })
         }
@@ -161,11 +162,11 @@ pub fn busy_ticks(stat: &str) -> Result<Busy, String> {
     }
 }
 
-/// The packets of a device in both directions, of `/proc/net/dev`.
+/// The packets of a device in both directions, from `/proc/net/dev`.
 pub fn packets(dev: &str, device: &str) -> Result<u64, String> {
     let line = dev.lines().find_map(|line| line.trim_start().strip_prefix(device)?.strip_prefix(':'));
     let counts: Vec<&str> = line.unwrap_or_default().split_whitespace().collect();
-    // Eight counts of what was received, then those of what was sent. The second is of packets.
+    // Eight receive counters, then the send counters. The second of each is the packets.
     let count = |at: usize| counts.get(at)?.parse::<u64>().ok();
     match (count(1), count(9)) {
         (Some(received), Some(sent)) => Ok(received + sent),

@@ -1,5 +1,5 @@
-//! The benchmark with traffic works: a quick run writes files that are well formed. No figure is judged. Run by
-//! `cargo xtask test --level netns`.
+//! The benchmark with traffic works: a quick run writes files that are well formed. No figure is judged. Run by `cargo
+//! xtask test --level netns`.
 #![expect(clippy::unwrap_used, reason = "tests")]
 
 use std::{
@@ -16,12 +16,11 @@ use mirror_test_traffic::{
 
 const ROUNDS: usize = 2;
 
-/// Runs the benchmark.
 fn traffic(arguments: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_traffic")).args(arguments).output().unwrap()
 }
 
-/// The namespaces of Labs whose process is gone.
+/// The namespaces of Labs whose process no longer exists.
 fn left_over() -> Vec<String> {
     let names = fs::read_dir("/run/netns").into_iter().flatten().flatten();
     let names = names.map(|entry| entry.file_name().to_string_lossy().into_owned());
@@ -63,7 +62,7 @@ fn a_quick_run_writes_a_report() {
             assert!(values.values().all(|value| value.is_finite() && *value > 0.0), "{scenario} {values:?}");
         }
     }
-    // The readers have told what they lost.
+    // The readers have reported their losses.
     let lost = results.samples.iter().filter(|sample| sample.contestant == Contestant::Tcpdump);
     assert!(lost.clone().count() > 0);
     for sample in lost {

@@ -1,7 +1,7 @@
-//! The levels `api`, `cluster`, `cilium` and `multus` of `cargo xtask test`: the stories in `tests/tests/api`, with an API
-//! server alone, those in `tests/tests/cluster`, on a node, and those in `tests/tests/cilium` and `tests/tests/multus`, on a
-//! node with this CNI. The command builds a cluster for them, for the level `cluster` once for each of the reference CNI
-//! plugins, or uses an existing one.
+//! The levels `api`, `cluster`, `cilium` and `multus` of `cargo xtask test`: the stories in `tests/tests/api`, with
+//! only an API server, those in `tests/tests/cluster`, on a node, and those in `tests/tests/cilium` and
+//! `tests/tests/multus`, on a node with this CNI. The command builds a cluster for them, for the level `cluster` once
+//! for each of the reference CNI plugins, or uses an existing one.
 
 use std::{
     path::{Path, PathBuf},
@@ -22,23 +22,22 @@ use crate::{
     tools, workspace,
 };
 
-/// Stories that do not depend on the wiring of pods. They run with the first way alone.
+/// Stories that do not depend on the wiring of pods. They run only with the first CNI plugin.
 const ANY_WIRING: [&str; 8] =
     [BUILT_ONLY, "events::", "installation::", "lives::", "many::", "plugin::", "recorder::", "targets::"];
 /// Stories that stop components of the cluster, or act without the knowledge of its runtime. They run only on a cluster
 /// that was built here.
 const BUILT_ONLY: &str = "built::";
 
-/// A cluster that exists, as the command line names it.
+/// An existing cluster that the command line names.
 #[derive(Debug)]
 pub(crate) struct Given {
-    /// Its kubeconfig.
     pub(crate) kubeconfig: PathBuf,
-    /// The command line that brings an image onto its node, without the archive's path.
+    /// The command line that loads an image onto its node, without the archive's path.
     pub(crate) import: Option<String>,
 }
 
-/// An error if this machine cannot run the level `api`.
+/// Returns an error if this machine cannot run the level `api`.
 pub(crate) fn can_run_api() -> Result<()> {
     if let Some(mode @ Mode::Node(_)) = Mode::present()? {
         bail!("there is a cluster ({mode}), which is in the way: `cargo xtask cluster down` removes it");
@@ -46,7 +45,7 @@ pub(crate) fn can_run_api() -> Result<()> {
     built::can_be_brought()
 }
 
-/// An error if this machine cannot run the levels `cluster`, `cilium` and `multus`.
+/// Returns an error if this machine cannot run the levels `cluster`, `cilium` and `multus`.
 pub(crate) fn can_run(given: Option<&Given>) -> Result<()> {
     match given {
         Some(_) if is_root() => Ok(()),
@@ -68,8 +67,8 @@ pub(crate) fn with_api(test: &mut Command) -> Result<()> {
         .and(built::down())
 }
 
-/// Builds the image, and runs `test` with `arguments` on the given cluster, or on a node that is built. If the node
-/// already runs, it is used and keeps running.
+/// Builds the image, and runs `test` with `arguments` on the given cluster, or on a node that is built for it. A node
+/// that already runs is used and keeps running.
 pub(crate) fn run(test: impl Fn() -> Command, given: Option<&Given>, arguments: &[String]) -> Result<()> {
     let image = image::build(Arch::host()?, portable::TEST, &target("level-cluster.tar"))?;
     if let Some(given) = given {
@@ -90,8 +89,8 @@ pub(crate) fn run(test: impl Fn() -> Command, given: Option<&Given>, arguments: 
     }
 }
 
-/// Builds the image, and runs `test` with `arguments` on a node with this CNI, which the stories are about. If such a node
-/// already runs, it is used and keeps running.
+/// Builds the image, and runs `test` with `arguments` on a node with this CNI. Such a node that already runs is used
+/// and keeps running.
 pub(crate) fn run_with(cni: Cni, test: Command, arguments: &[String]) -> Result<()> {
     let wanted = Mode::Node(cni);
     let image = image::build(Arch::host()?, portable::TEST, &target(&format!("level-{wanted}.tar")))?;
@@ -152,7 +151,8 @@ fn on_existing(given: &Given, image: &Image, test: impl Fn() -> Command, argumen
     outcome
 }
 
-/// Checks that the node's image has the agent that was built. An image that was imported before may have another one.
+/// Checks that the node's image contains the agent that was built: an image that was imported before may have another
+/// one.
 fn same_agent(cluster: &Existing, image: &Image) -> Result<()> {
     let there = cluster.output_of(image::REFERENCE, &["/mirror-agent", "--version"])?;
     let here = Command::new(&image.agent).arg("--version").read()?;
@@ -173,14 +173,14 @@ fn stories(cluster: &dyn TestCluster, image: &Image, test: &mut Command) -> Resu
     test.env("KUBECONFIG", cluster.kubeconfig()).env("MIRROR_AGENT", &image.agent);
     test.env("MIRROR_HELM", tools::helm()?.get_program()).env("MIRROR_PLUGIN", workspace::plugin()?);
     let outcome = test.run();
-    // With the agent goes what it has put on this machine.
+    // Uninstalling the agent also removes what it has left on this machine.
     let mut uninstall = cluster.kubectl();
     uninstall.args(["delete", "--ignore-not-found", "--filename"]);
     let uninstalled = uninstall.arg(workspace::root().join("deploy/rendered/podmirror.yaml")).run();
     outcome.and(uninstalled)
 }
 
-/// Path of an archive of an image.
+/// Path of an image's archive.
 fn target(name: &str) -> PathBuf {
     workspace::root().join("target/image").join(name)
 }

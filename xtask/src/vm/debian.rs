@@ -27,20 +27,19 @@ const PROGRAMS: [Program; 6] = [
 ];
 
 /// The kernel modules that a guest loads at its start: for the host's files, and for the tests. Their dependencies are
-/// added, as with those of `ON_DEMAND`.
+/// added, as are those of `ON_DEMAND`.
 const MODULES: &str = "virtio_pci 9pnet_virtio 9p overlay \
     dummy veth ifb bridge 8021q macvlan ipvlan tun vxlan geneve ip_gre ip6_gre \
     sch_ingress cls_bpf cls_matchall cls_u32 act_mirred act_gact act_bpf act_vlan sch_netem sch_htb sch_prio \
     nf_tables nf_conntrack af_packet_diag inet_diag tcp_diag unix_diag crc32c_generic crc32c_intel";
 
-/// Modules that are not loaded at the start of a guest. The kernel loads them when a story asks for them.
+/// Modules that the kernel loads only when a story needs them.
 const ON_DEMAND: &str = "openvswitch";
 
 /// The files with which qemu starts.
 pub(super) struct Image {
     /// The kernel's release, as `uname -r` prints it.
     pub(super) release: String,
-    /// The kernel.
     pub(super) kernel: PathBuf,
     /// The initramfs: busybox, `init.sh`, the modules.
     pub(super) initramfs: PathBuf,
@@ -70,12 +69,12 @@ pub(super) fn image(kernel: Kernel) -> Result<Image> {
         apt.unpack(&names, &unpacked)?;
     }
     if !unpacked.join("lib").exists() {
-        // From Debian 13 on the package has them under /usr only.
+        // From Debian 13 on, the package has them only under /usr.
         symlink("usr/lib", unpacked.join("lib"))?;
     }
     let release = release(&unpacked)?;
     step(&format!("preparing the guest of Linux {release}"));
-    // From Linux 6.19 on the kernel is beside its modules.
+    // From Linux 6.19 on, the kernel is in the directory of its modules.
     let places = [format!("boot/vmlinuz-{release}"), format!("lib/modules/{release}/vmlinuz")];
     let places = places.map(|place| unpacked.join(place));
     let place = places.iter().find(|place| place.exists()).context("a kernel package without a kernel")?;
@@ -109,7 +108,7 @@ fn pack(kernel: &Path, release: &str, root: &Path, to: &Path) -> Result<()> {
     for name in MODULES.split_whitespace().chain(ON_DEMAND.split_whitespace()) {
         let mut modprobe = command("modprobe");
         modprobe.arg("-d").arg(kernel).args(["-S", release, "--show-depends", name]);
-        // A kernel that has it under another name, or not at all, says so when a test asks for it.
+        // If a kernel has the module under another name or not at all, the test that needs it fails.
         let output = modprobe.output()?;
         for line in String::from_utf8_lossy(&output.stdout).lines() {
             let Some(file) = line.strip_prefix("insmod ").and_then(|rest| rest.split_whitespace().next())
@@ -132,7 +131,7 @@ fn pack(kernel: &Path, release: &str, root: &Path, to: &Path) -> Result<()> {
     for applet in applets.lines().filter(|name| *name != "busybox") {
         symlink("busybox", root.join("bin").join(applet))?;
     }
-    // Where the kernel looks when a driver is asked for by name.
+    // The path of the program that the kernel calls to load a driver.
     symlink("../bin/busybox", root.join("sbin/modprobe"))?;
     fs::write(root.join("init"), INIT)?;
     fs::write(root.join("modules"), MODULES)?;

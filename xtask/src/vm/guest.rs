@@ -1,4 +1,4 @@
-//! Boots a guest, prints its console, and reads the outcome from the last line of its init.
+//! Boots a guest, prints its console, and reads the result from the last line of its init.
 
 use std::{
     fs,
@@ -14,9 +14,9 @@ use anyhow::{Context as _, Result, bail};
 use super::{Kernel, debian};
 use crate::process::step;
 
-/// If a guest takes longer, it hangs. All tests of both levels take 15 to 25 minutes on 2 cores.
+/// Time after which a guest counts as hanging. All tests of both levels take 15 to 25 minutes on 2 cores.
 const TIME_LIMIT: Duration = Duration::from_secs(60 * 60);
-/// The beginning of the line with the outcome.
+/// The beginning of the line with the result.
 const MARKER: &str = "podmirror-vm: ";
 
 /// Runs a shell script in a guest with this kernel.
@@ -55,7 +55,7 @@ pub(super) fn boot(kernel: Kernel, script: &str) -> Result<()> {
     outcome.with_context(|| format!("on Linux {}", image.release))
 }
 
-/// Prints the console until qemu ends or the time is over.
+/// Prints the console until qemu ends or the time limit has passed.
 fn watch(qemu: &mut std::process::Command) -> Result<()> {
     let started = Instant::now();
     let mut child = qemu.spawn().context("qemu")?;

@@ -1,5 +1,5 @@
-//! Puts the cluster's programs into the cache. Go builds Kubernetes and etcd from source; the other programs come from
-//! Debian's packages. Only Go's module proxy and Debian's archive are needed, no image registry and no download site.
+//! Puts the cluster's programs into the cache. Go builds Kubernetes and etcd from source; the other programs are from
+//! Debian's packages. This needs only Go's module proxy and Debian's archive, no image registry and no download site.
 
 use std::{
     fs,
@@ -16,7 +16,7 @@ use mirror_test_tools::{
 
 use super::{Cni, Mode, cilium, multus};
 
-/// The Go module whose `tool` lines are the programs; it pins every version.
+/// The Go module whose `tool` lines list the programs; it pins every version.
 const GO_MOD: &str = include_str!("../../go/go.mod");
 const GO_SUM: &str = include_str!("../../go/go.sum");
 /// Source of the program that is the process of a pod's sandbox.
@@ -49,14 +49,14 @@ pub(super) struct Binaries {
 }
 
 impl Binaries {
-    /// Returns the directories of the programs, and installs nothing.
+    /// Returns the directories of the programs without installing anything.
     pub(super) fn locate() -> Result<Self> {
         let cache = programs::cache_dir()?.join("cluster");
         let built = cache.join(format!("kubernetes-{}", version("k8s.io/kubernetes")?));
         Ok(Self { built, debian: cache.join(format!("debian-{SUITE}")) })
     }
 
-    /// Installs the programs that are missing.
+    /// Installs missing programs.
     pub(super) fn bring(mode: Mode) -> Result<Self> {
         let binaries = Self::locate()?;
         binaries.build()?;
@@ -71,7 +71,7 @@ impl Binaries {
         Ok(binaries)
     }
 
-    /// Unpacks Debian's packages, unless they are there.
+    /// Unpacks Debian's packages unless they are already unpacked.
     pub(super) fn unpack(&self) -> Result<()> {
         apt::can_unpack()?;
         programs::bring(&[Program::of("dpkg", "dpkg-deb")])?;
@@ -81,7 +81,7 @@ impl Binaries {
         })
     }
 
-    /// An error if the programs are missing and cannot be installed on this machine.
+    /// Returns an error if programs are missing and cannot be installed on this machine.
     pub(super) fn can_be_brought(&self) -> Result<()> {
         if self.built("kubelet").exists() { Ok(()) } else { go().map(drop) }
     }
@@ -117,14 +117,14 @@ impl Binaries {
                     go_version()
                 )
             })?;
-            // Go names a program after the last part of its path.
+            // Go names a program after the last part of its import path.
             fs::rename(self.built("server"), self.built("etcd"))?;
             Ok(())
         })
     }
 }
 
-/// `go build` of a module of ours into `bin`, beside it.
+/// `go build` of a module of this repository into `bin` beside it.
 pub(super) fn go_build(go: PathBuf, module: &Path, ldflags: &str) -> Command {
     let mut build = command(go);
     build.current_dir(module).env("CGO_ENABLED", "0").env("GOWORK", "off").env("GOFLAGS", "");
@@ -132,7 +132,7 @@ pub(super) fn go_build(go: PathBuf, module: &Path, ldflags: &str) -> Command {
     build
 }
 
-/// Fills a directory by `make`, unless it was filled before from the same sources (`of`).
+/// Fills a directory by `make`, unless it was already filled from the same sources (`of`).
 pub(super) fn once(dir: &Path, of: &str, make: impl FnOnce() -> Result<()>) -> Result<()> {
     let stamp = dir.join("made-of");
     if fs::read_to_string(&stamp).is_ok_and(|text| text == of) {

@@ -1,9 +1,9 @@
-//! Cilium as the CNI of the cluster, without kube-proxy, whose work Cilium does.
+//! Cilium as the CNI of the cluster. It also replaces kube-proxy.
 //!
-//! The agent and the operator run as processes of the machine, as the cluster's other components do. Stories choose the
-//! modes in which packets take other ways ([`Settings`]). The node gets a device that leads to an "outside", a network
-//! namespace, because Cilium handles what comes from other machines at a device of the node that it is told. The
-//! machine's own devices are left alone. `node` starts Cilium; `down` removes it.
+//! The agent and the operator run as processes of the machine, like the cluster's other components. Stories choose the
+//! modes that change the path of packets ([`Settings`]). Cilium handles packets from other machines at the node devices
+//! in its configuration, so the node gets a device that leads to an "outside" network namespace. The machine's own
+//! devices are not changed. `node` starts Cilium; `down` removes it.
 
 mod programs;
 mod traces;
@@ -18,23 +18,23 @@ use super::{NODE, POD_CIDR, binaries::Binaries, component::Component, control::a
 
 /// The components, in the order of their start.
 pub(super) const COMPONENTS: [&str; 2] = ["cilium-operator", "cilium-agent"];
-/// The file that leads to the network namespace beyond the node.
+/// A file that refers to the network namespace outside the node.
 pub const OUTSIDE: &str = "/var/lib/podmirror-cluster/cilium/outside";
-/// The node's address to the outside, and the address there.
+/// The node's address on the outside network, and the address of the outside.
 pub const EDGE: [&str; 2] = ["10.246.0.1", "10.246.0.2"];
-/// The node's device to the outside, and the other end of it.
+/// The node's device to the outside, and its peer.
 const DEVICES: [&str; 2] = ["podmirror-ext0", "ext0"];
-/// Port of the agent's health on loopback.
+/// Port of the agent's health endpoint on loopback.
 const HEALTH: u16 = 9879;
 
-/// The modes of Cilium in which packets take other ways.
+/// The modes of Cilium that change the path of packets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Settings {
-    /// Cilium's programs are attached by TCX, else by filters of the clsact qdisc.
+    /// Attaches Cilium's programs by TCX, otherwise by filters of the clsact qdisc.
     pub tcx: bool,
-    /// Each pod has a route and a program at the node's end of its veth for what reaches it.
+    /// Each pod has a route, and a program on the node side of its veth for packets to the pod.
     pub endpoint_routes: bool,
-    /// Packets pass the node's network stack. Without it they are handed to the pod by `bpf_redirect_peer`.
+    /// Packets pass the node's network stack. Otherwise `bpf_redirect_peer` hands them to the pod.
     pub legacy_host_routing: bool,
 }
 
@@ -54,12 +54,12 @@ impl Settings {
     }
 }
 
-/// An error if Cilium's programs are missing and cannot be built on this machine.
+/// Returns an error if Cilium's programs are missing and cannot be built on this machine.
 pub fn can_be_brought() -> Result<()> {
     Programs::locate()?.can_be_brought()
 }
 
-/// Writes the settings with which the agent starts the next time.
+/// Writes the settings for the next start of the agent.
 pub fn set(settings: Settings) -> Result<()> {
     let dir = state::path("cilium/config");
     fs::create_dir_all(&dir)?;
@@ -69,7 +69,7 @@ pub fn set(settings: Settings) -> Result<()> {
     Ok(())
 }
 
-/// The settings with which the agent starts the next time.
+/// The settings for the next start of the agent.
 pub fn settings() -> Result<Settings> {
     let is_on = |name: &str| -> Result<bool> {
         Ok(fs::read_to_string(state::path("cilium/config").join(name))?.trim() == "true")
@@ -81,12 +81,12 @@ pub fn settings() -> Result<Settings> {
     })
 }
 
-/// The command `cilium-dbg`, which asks the running agent.
+/// The command `cilium-dbg`, which queries the running agent.
 pub fn dbg() -> Result<Command> {
     Ok(command(Programs::locate()?.built("cilium-dbg")))
 }
 
-/// What Cilium is told. A file for each option: the form of a mounted ConfigMap.
+/// Cilium's options. One file per option: the form of a mounted ConfigMap.
 fn options() -> [(&'static str, String); 27] {
     [
         ("agent-health-port", HEALTH.to_string()),
@@ -113,7 +113,7 @@ fn options() -> [(&'static str, String); 27] {
         ("kube-proxy-replacement", "true".to_owned()),
         ("monitor-aggregation", "medium".to_owned()),
         ("operator-api-serve-addr", "127.0.0.1:9234".to_owned()),
-        // Where the agent sets sysctls: of the network alone.
+        // Where the agent sets sysctls: only those of the network.
         ("procfs", state::text("cilium/proc")),
         ("routing-mode", "native".to_owned()),
         ("synchronize-k8s-nodes", "true".to_owned()),
@@ -163,7 +163,7 @@ pub(super) fn configure(binaries: &Binaries, programs: &Programs) -> Result<()> 
     traces::note()
 }
 
-/// Makes the device to the outside.
+/// Creates the device to the outside.
 pub(super) fn prepare() -> Result<()> {
     let [node_end, far_end] = DEVICES;
     let [node, outside] = EDGE;
@@ -192,7 +192,7 @@ fn ip(words: &str) -> Result<()> {
     command("ip").args(words.split(' ')).run()
 }
 
-/// Starts Cilium, and waits until pods can be wired. The node must be known to the API server.
+/// Starts Cilium, and waits until pods can be wired. The API server must already know the node.
 pub(super) fn up(programs: &Programs) -> Result<()> {
     operator(programs).up(|| answers(9234, "/healthz"))?;
     agent(programs).up(|| answers(HEALTH, "/healthz"))
@@ -215,8 +215,8 @@ fn component(name: &'static str, programs: &Programs, ports: &'static [u16]) -> 
         .with("CILIUM_K8S_NAMESPACE", "kube-system")
 }
 
-/// Removes what Cilium has left on the machine, and the device to the outside, whose namespace goes with the state's
-/// directory. The components have ended.
+/// Removes what Cilium has left on the machine, and the device to the outside, whose namespace is deleted with the
+/// state's directory. The components must have ended.
 pub(super) fn clear() -> Result<()> {
     let removed = traces::remove(&Programs::locate()?);
     let device = DEVICES[0];

@@ -1,7 +1,7 @@
 //! Starts and stops the cluster's processes. Each has a pid file.
 //!
-//! A pid file (`pid/<name>`) holds the pid and the process's start time. Only a process with both is taken for the
-//! component. So if the kernel has given the pid to another process, that process is never killed.
+//! A pid file (`pid/<name>`) holds the pid and the process's start time. Only a process that matches both is the
+//! component. So a process that has got the pid since is never killed.
 
 use std::{
     fs::{self, File},
@@ -22,14 +22,14 @@ use nix::{
 use super::state;
 use mirror_test_tools::process::command;
 
-/// How long a component may take to answer or to end, on a slow machine.
+/// Timeout for a component to answer or to end, on a slow machine.
 const PATIENCE: Duration = Duration::from_secs(90);
-/// How long a port may stay in use after its process has ended.
+/// How long a port can stay in use after its process has ended.
 const RELEASE: Duration = Duration::from_secs(3);
-/// How long a component may take to end after SIGTERM.
+/// Timeout for a component to end after SIGTERM.
 const ORDERLY: Duration = Duration::from_secs(5);
 
-/// A process. Its start time tells it from other processes that have had the same pid.
+/// A process. The start time distinguishes it from earlier or later processes with the same pid.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Process {
     pub(super) pid: i32,
@@ -48,7 +48,7 @@ impl Process {
         Self::of(self.pid) == Some(self)
     }
 
-    /// Sends a signal. It is no error if the process has ended by itself.
+    /// Sends a signal. A process that has already ended is no error.
     pub(super) fn signal(self, signal: Signal) {
         if self.runs() {
             let _ = signal::kill(Pid::from_raw(self.pid), signal);
@@ -80,9 +80,9 @@ pub(super) struct Component {
     program: PathBuf,
     arguments: Vec<String>,
     environment: Vec<(&'static str, &'static str)>,
-    /// Directories in which the program looks for other programs, ahead of the system's directories.
+    /// Directories in which the program looks for other programs before the system's directories.
     path: Vec<PathBuf>,
-    /// Ports that it will listen on.
+    /// Ports that the program will listen on.
     ports: &'static [u16],
 }
 
@@ -91,7 +91,7 @@ impl Component {
         Self { name, program, arguments: Vec::new(), environment: Vec::new(), path: Vec::new(), ports }
     }
 
-    /// Adds arguments, which are separated by spaces.
+    /// Adds space-separated arguments.
     pub(super) fn arguments(mut self, words: &str) -> Self {
         self.arguments.extend(words.split_whitespace().map(str::to_owned));
         self
@@ -118,7 +118,7 @@ impl Component {
                 if Some(process) != running {
                     bail!("{} has ended{}", self.name, self.last_words());
                 }
-                // It was just ending.
+                // The process was about to end.
                 process = self.start()?;
             }
             Ok(is_ready().then_some(()))
@@ -137,7 +137,7 @@ impl Component {
     fn start(&self) -> Result<Process> {
         for port in self.ports {
             let free = || Ok(TcpListener::bind(("0.0.0.0", *port)).ok());
-            // One that has just been killed takes a moment to let go.
+            // A process that has just been killed releases its port after a moment.
             if eventually(RELEASE, free)?.is_none() {
                 bail!(
                     "TCP port {port}, which {} needs, is in use by another program (`ss -ltnp 'sport = :{port}'` tells which): stop it first",
@@ -154,7 +154,7 @@ impl Component {
         child.args(&self.arguments).env_clear().env("PATH", std::env::join_paths(path)?).current_dir("/");
         child.envs(self.environment.iter().copied());
         child.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
-        // Ctrl-C on the terminal is not meant for it.
+        // Ctrl-C on the terminal must not reach the component.
         child.process_group(0);
         let child = child.spawn().with_context(|| self.program.display().to_string())?;
         let process = Process::of(child.id().cast_signed())
@@ -185,7 +185,7 @@ pub(super) fn process(name: &str) -> Option<Process> {
     process.runs().then_some(process)
 }
 
-/// Stops a component if it runs: by SIGTERM, and if that does not help, by SIGKILL.
+/// Stops a component if it runs: by SIGTERM, and if it does not end, by SIGKILL.
 pub(super) fn stop(name: &str) -> Result<()> {
     if let Some(process) = process(name) {
         let begun = Instant::now();
@@ -207,7 +207,7 @@ fn pid_file(name: &str) -> PathBuf {
     Path::new(state::DIR).join("pid").join(name)
 }
 
-/// Calls `ask` until it returns an answer or the time is over.
+/// Calls `ask` until it returns an answer or the timeout has passed.
 pub(super) fn eventually<T>(
     limit: Duration,
     mut ask: impl FnMut() -> Result<Option<T>>,

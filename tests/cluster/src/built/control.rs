@@ -88,11 +88,11 @@ fn api_server(binaries: &Binaries, mode: Mode) -> Component {
          --service-cluster-ip-range={SERVICE_CIDR} --allow-privileged=true"
         ));
     match mode {
-        // Nobody makes service accounts there, which pods would otherwise be refused for.
+        // No controller creates service accounts in this mode, and without one the API server would refuse pods.
         Mode::ApiOnly => server.arguments(
             "--bind-address=127.0.0.1 --authorization-mode=RBAC --disable-admission-plugins=ServiceAccount",
         ),
-        // Pods come to the node's address, people and tests to loopback.
+        // Pods connect to the node's address, people and tests to loopback.
         Mode::Node(_) => server.arguments(&format!(
             "--bind-address=0.0.0.0 --advertise-address={NODE_IP} --authorization-mode=Node,RBAC --enable-admission-plugins=NodeRestriction
              --kubelet-client-certificate={pki}/kubelet-client.crt --kubelet-client-key={pki}/kubelet-client.key
@@ -130,7 +130,7 @@ fn is_healthy(binaries: &Binaries, port: u16) -> bool {
     get.args(["get", "--raw", "/healthz"]).succeeds()
 }
 
-/// Whether the HTTP server at this port of loopback answers 200.
+/// Whether the HTTP server at this loopback port answers 200.
 pub(super) fn answers(port: u16, path: &str) -> bool {
     let ask = || -> std::io::Result<String> {
         let mut stream = TcpStream::connect(("127.0.0.1", port))?;

@@ -1,7 +1,7 @@
-//! Changes the machine's packet filter so that it forwards the packets of pods, and removes these changes.
+//! Changes the machine's packet filter so that it forwards the packets of pods, and undoes these changes.
 //!
-//! Docker and other programs set the policy of iptables' chain FORWARD to drop. A rule in another chain cannot overrule
-//! that, so our rules are in the same chain. The node and `down` call this module.
+//! Docker and other programs set the policy of iptables' chain FORWARD to drop. A rule in another chain cannot override
+//! that, so the cluster's rules are in the same chain. The node and `down` call this module.
 
 use std::process::Command;
 
@@ -12,12 +12,12 @@ use mirror_test_tools::process::{Run as _, command, step};
 
 /// iptables' chain, by the names that nft uses.
 const FORWARD: [&str; 3] = ["ip", "filter", "FORWARD"];
-/// The comment of our rules, by which `clear` finds them.
+/// The comment of the cluster's rules, by which `clear` finds them.
 const COMMENT: &str = "\"podmirror-cluster\"";
-/// kube-proxy's tables. kube-proxy does not remove them when it ends.
+/// kube-proxy's tables, which it does not remove when it ends.
 const TABLES: [(&str, &str); 2] = [("ip", "kube-proxy"), ("ip6", "kube-proxy")];
 
-/// Adds rules that let the packets of pods through, if the chain would drop them.
+/// Adds rules that accept the packets of pods, if the chain would drop them.
 pub(super) fn let_pods_through() -> Result<()> {
     let chain = forward()?;
     if !chain.contains("policy drop") || chain.contains(COMMENT) {
@@ -31,10 +31,10 @@ pub(super) fn let_pods_through() -> Result<()> {
     Ok(())
 }
 
-/// Removes our rules and kube-proxy's tables.
+/// Removes the cluster's rules and kube-proxy's tables.
 pub(super) fn clear() -> Result<()> {
     if !state::path("bin/nft").exists() {
-        return Ok(()); // a node was never up
+        return Ok(()); // no node was ever started
     }
     for line in forward()?.lines().filter(|line| line.contains(COMMENT)) {
         if let Some((_, handle)) = line.rsplit_once("# handle ") {
@@ -60,7 +60,7 @@ fn forward() -> Result<String> {
     })
 }
 
-/// nft from the cluster's programs, because the machine may have none.
+/// nft from the cluster's programs, because the machine may have no nft.
 fn nft() -> Command {
     command(state::path("bin/nft"))
 }

@@ -32,7 +32,7 @@ pub(super) fn import_own(binaries: &Binaries) -> Result<()> {
     Ok(())
 }
 
-/// Writes one of our own images as an archive.
+/// Writes one of the cluster's own images as an archive.
 pub(super) fn write(binaries: &Binaries, image: &str, archive: &Path) -> Result<()> {
     let (entrypoint, entries) =
         if image == PAUSE { ("/pause", pause(binaries)?) } else { ("/bin/sh", busybox(binaries)?) };
@@ -40,7 +40,7 @@ pub(super) fn write(binaries: &Binaries, image: &str, archive: &Path) -> Result<
     write_archive(archive, image, Arch::host()?, &entries, &config)
 }
 
-/// Imports an image from an archive of Docker's or OCI's format.
+/// Imports an image from an archive in Docker's or OCI's format.
 pub(super) fn import(binaries: &Binaries, archive: &Path) -> Result<()> {
     let mut import = ctr(binaries);
     let told = import.args(["images", "import"]).arg(archive).read();

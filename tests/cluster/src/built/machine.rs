@@ -1,7 +1,7 @@
 //! Changes the machine outside of the cluster's own directory, and undoes these changes for `down`.
 //!
-//! The first `up` records the state of the machine. So `down` removes only what the cluster has added, and gives the
-//! settings their old values.
+//! The first `up` records the state of the machine, so that `down` removes only what the cluster has added, and
+//! restores the old values of settings.
 
 use std::{
     fs,
@@ -35,7 +35,7 @@ const SYSCTLS: [&str; 7] = [
 const MODULE: &str = "br_netfilter";
 const BRIDGE_FILTER: &str = "/proc/sys/net/bridge";
 
-/// Directories that the cluster's programs make at fixed places, the inner ones first.
+/// Directories that the cluster's programs create at fixed paths, innermost first.
 const DIRS: [&str; 15] = [
     "/var/lib/kubelet/device-plugins",
     "/var/lib/kubelet",
@@ -54,7 +54,7 @@ const DIRS: [&str; 15] = [
     "/opt/containerd",
 ];
 
-/// Checks that no other node is in the way, and records the state of the machine, unless it is recorded.
+/// Checks that no other node runs here, and records the state of the machine, unless it is recorded.
 pub(super) fn record() -> Result<()> {
     let file = state::path("before.json");
     if file.exists() {
@@ -83,7 +83,7 @@ pub(super) fn record() -> Result<()> {
     Ok(())
 }
 
-/// Gives the machine the address of the node, and passes bridged packets to kube-proxy's rules.
+/// Gives the machine the node's address, and passes bridged packets to kube-proxy's rules.
 pub(super) fn prepare(cni: Cni) -> Result<()> {
     let is_bridged = matches!(cni, Cni::Bridge | Cni::Multus);
     if is_bridged && !Path::new(BRIDGE_FILTER).exists() && !command("modprobe").arg(MODULE).succeeds() {
@@ -127,7 +127,7 @@ pub(super) fn kill_shims() -> Result<()> {
     Ok(())
 }
 
-/// Undoes everything except the state's directory. Goes on after an error, and returns the first error.
+/// Undoes everything except the state's directory. Continues after an error, and returns the first error.
 pub(super) fn restore() -> Result<()> {
     let mut outcomes = vec![unmount(), remove_cgroups()];
     if Path::new("/sys/class/net").join(BRIDGE).exists() {
@@ -151,7 +151,7 @@ pub(super) fn restore() -> Result<()> {
     outcomes.into_iter().collect()
 }
 
-/// Removes the state's directory, unless a file system is mounted in it: that may hold data of another program.
+/// Removes the state's directory, unless a file system is mounted in it, which could hold data of another program.
 pub(super) fn remove_state() -> Result<()> {
     if let Some(mount) = mounts()?.first() {
         bail!("{} is still mounted, and {} is left as it is", mount.display(), state::DIR);
@@ -159,7 +159,7 @@ pub(super) fn remove_state() -> Result<()> {
     fs::remove_dir_all(state::DIR).context(state::DIR)
 }
 
-/// The mount points in the state's directory, the innermost first.
+/// The mount points in the state's directory, innermost first.
 fn mounts() -> Result<Vec<PathBuf>> {
     let table = fs::read_to_string("/proc/self/mounts")?;
     let paths = table.lines().filter_map(|line| line.split(' ').nth(1)).map(PathBuf::from);
@@ -175,7 +175,7 @@ fn unmount() -> Result<()> {
     Ok(())
 }
 
-/// The cgroup of all pods in each hierarchy: one for version 2, one for each controller with version 1.
+/// The cgroup of all pods in each hierarchy: one with version 2, one per controller with version 1.
 fn kubepods() -> Vec<PathBuf> {
     let root = Path::new("/sys/fs/cgroup");
     let hierarchies = fs::read_dir(root).into_iter().flatten().flatten().map(|entry| entry.path());
@@ -201,14 +201,14 @@ fn remove_cgroups() -> Result<()> {
         fs::remove_dir(cgroup)
     }
     for dir in kubepods() {
-        // A process that has just been killed may still be on its way out.
+        // A killed process may take a moment to end.
         let removed = eventually(Duration::from_secs(10), || Ok(remove(&dir).ok()))?;
         removed.with_context(|| format!("{} cannot be removed", dir.display()))?;
     }
     Ok(())
 }
 
-/// Removes what the cluster's programs have left at fixed places: their files, and the directories that did not exist
+/// Removes what the cluster's programs have left at fixed paths: their files, and the directories that did not exist
 /// before and are empty now.
 fn remove_files(before: &Value) {
     let absent: Vec<_> =
@@ -224,7 +224,7 @@ fn remove_files(before: &Value) {
         }
     }
     for socket in fs::read_dir("/run/containerd/s").into_iter().flatten().flatten() {
-        // A shim that was killed leaves it, and where they are is no matter of containerd's configuration.
+        // A killed shim leaves its socket behind, and containerd's configuration does not set where the sockets are.
         let nobody = |error: std::io::Error| error.kind() == ErrorKind::ConnectionRefused;
         if UnixStream::connect(socket.path()).is_err_and(nobody) {
             let _ = fs::remove_file(socket.path());
@@ -236,7 +236,7 @@ fn remove_files(before: &Value) {
         }
     }
     for dir in DIRS.into_iter().filter(|dir| absent.contains(dir)) {
-        // Not recursive. What is not empty belongs to somebody.
+        // Not recursive: a directory that is not empty is in use by other software.
         if fs::remove_dir(dir).is_err() && Path::new(dir).exists() {
             step(&format!("{dir} is left: it is not empty"));
         }
@@ -247,7 +247,7 @@ fn sysctl(name: &str) -> PathBuf {
     Path::new("/proc/sys").join(name)
 }
 
-/// Sets a sysctl if its value differs, because writing the same value to some of them has an effect.
+/// Sets a sysctl if its value differs, because for some sysctls writing the same value has an effect.
 fn set_sysctl(name: &str, value: &str) -> Result<()> {
     let file = sysctl(name);
     if fs::read_to_string(&file)?.trim() != value {

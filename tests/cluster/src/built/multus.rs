@@ -1,8 +1,8 @@
-//! Multus as the CNI plugin of the cluster: it calls the reference plugins, for the node's own network and for the
-//! networks that a pod names in addition.
+//! Multus as the CNI plugin of the cluster. It calls the reference plugins for the node's own network and for the
+//! additional networks of a pod.
 //!
-//! The node's own network is a bridge, and the plugin `bandwidth` behind it for pods that ask for a limit. `binaries`
-//! brings Multus' program, which Go builds from source, `node` configures it, and `down` removes it with the rest.
+//! The node's own network is a bridge, followed by the plugin `bandwidth` for pods with a limit. `binaries` installs
+//! Multus' program, which Go builds from source, `node` configures it, and `down` removes it with the rest.
 
 use std::{fs, os::unix::fs::symlink, path::PathBuf};
 
@@ -23,14 +23,13 @@ use super::{
 /// The Go module whose `tool` line is the program; it pins every version.
 const GO_MOD: &str = include_str!("../../go/multus/go.mod");
 const GO_SUM: &str = include_str!("../../go/multus/go.sum");
-/// Multus' module.
 const MODULE: &str = "gopkg.in/k8snetworkplumbingwg/multus-cni.v4";
-/// The kind of the objects that describe additional networks.
+/// The CRD of the objects that describe additional networks.
 const NETWORKS: &str = include_str!("multus/networks.yaml");
 /// The directory of the plugins, for containerd and for Multus.
 const PLUGINS: &str = "cni/bin";
 
-/// An error if Multus is missing and cannot be built on this machine.
+/// Returns an error if Multus is missing and cannot be built on this machine.
 pub fn can_be_brought() -> Result<()> {
     if program()?.exists() { Ok(()) } else { go().map(drop) }
 }
@@ -56,7 +55,7 @@ pub(super) fn bring() -> Result<()> {
     })
 }
 
-/// Makes the directory of the plugins: Multus, and those that it calls.
+/// Fills the directory of the plugins: Multus, and those that it calls.
 pub(super) fn configure(binaries: &Binaries) -> Result<()> {
     fs::create_dir_all(state::path(PLUGINS))?;
     let reference = fs::read_dir(binaries.debian("usr/lib/cni"))?;
@@ -70,7 +69,7 @@ pub(super) fn configure(binaries: &Binaries) -> Result<()> {
     Ok(())
 }
 
-/// Makes the kind NetworkAttachmentDefinition known to the API server.
+/// Creates the CRD NetworkAttachmentDefinition.
 pub(super) fn up(binaries: &Binaries) -> Result<()> {
     let file = state::path("networks.yaml");
     fs::write(&file, NETWORKS)?;
@@ -79,8 +78,8 @@ pub(super) fn up(binaries: &Binaries) -> Result<()> {
     kubectl(binaries).args(["wait", "--for=condition=Established", "--timeout=60s", kind]).run()
 }
 
-/// Multus' configuration, with the plugin of the node's own network. Multus hands the limits of a pod, which come from
-/// its annotations, on to the plugin `bandwidth`.
+/// Multus' configuration, with the plugin of the node's own network. Multus passes the limits in a pod's annotations on
+/// to the plugin `bandwidth`.
 pub(super) fn config(network: &Value) -> Value {
     let capabilities = json!({ "bandwidth": true });
     json!({

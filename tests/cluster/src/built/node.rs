@@ -18,12 +18,12 @@ use mirror_test_tools::process::{Run as _, command};
 
 /// The components of any node, in the order of their start.
 pub(super) const COMPONENTS: [&str; 2] = ["containerd", "kubelet"];
-/// The component that translates the addresses of services, unless Cilium does.
+/// The component that translates service addresses, unless Cilium does.
 pub(super) const KUBE_PROXY: &str = "kube-proxy";
 /// The name under which CNI keeps its records.
 pub(super) const NETWORK: &str = "podmirror-cluster";
 
-/// Starts the components that do not run, and waits until the node takes pods.
+/// Starts the components that do not run, and waits until the node accepts pods.
 pub(super) fn up(binaries: &Binaries, cni: Cni) -> Result<()> {
     let cilium = if cni == Cni::Cilium { Some(cilium::Programs::locate()?) } else { None };
     configure(binaries, cni)?;
@@ -37,7 +37,7 @@ pub(super) fn up(binaries: &Binaries, cni: Cni) -> Result<()> {
     filter::let_pods_through()?;
     containerd(binaries).up(|| ctr(binaries).arg("version").succeeds())?;
     images::import_own(binaries)?;
-    // What the node said before kubelet ended stays in the API server.
+    // The node's last report from before kubelet ended is still in the API server.
     let last = if process("kubelet").is_none() { ready_since(binaries) } else { None };
     kubelet(binaries).up(|| {
         let now = ready_since(binaries);
@@ -60,7 +60,7 @@ pub(super) fn ctr(binaries: &Binaries) -> Command {
     ctr
 }
 
-/// Whether pods can be run now.
+/// Whether the node can run pods now.
 pub(super) fn is_up(cni: Cni) -> bool {
     let network: &[_] = if cni == Cni::Cilium { &cilium::COMPONENTS } else { &[KUBE_PROXY] };
     COMPONENTS.iter().chain(network).all(|name| process(name).is_some())
@@ -104,7 +104,7 @@ fn configure(binaries: &Binaries, cni: Cni) -> Result<()> {
     write("kube-proxy.json", &kube_proxy_config().to_string(), 0o644)
 }
 
-/// Writes a file of the state if its text differs. kube-proxy ends when its configuration file is written.
+/// Writes a file of the state if its text differs: kube-proxy exits when its configuration file is written.
 fn write(name: &str, text: &str, mode: u32) -> Result<()> {
     let path = state::path(name);
     if !fs::read_to_string(&path).is_ok_and(|present| present == text) {
@@ -119,7 +119,7 @@ pub(super) fn script(name: &str, line: &str) -> Result<()> {
     write(name, &format!("#!/bin/sh\n{line}\n"), 0o755)
 }
 
-/// Makes a link to kubectl at a path that does not depend on the version.
+/// Creates a link to kubectl at a path that does not depend on the version.
 pub(super) fn link_kubectl(binaries: &Binaries) -> Result<()> {
     let link = state::path("bin/kubectl");
     fs::create_dir_all(state::path("bin"))?;
@@ -210,8 +210,8 @@ fn kubelet(binaries: &Binaries) -> Component {
     ))
 }
 
-/// The limits for evicting pods and for collecting images are almost zero, because this machine also serves other
-/// purposes and its disk may be nearly full.
+/// The limits for evicting pods and for collecting images are almost zero, because this machine has other uses and its
+/// disk may be nearly full.
 fn kubelet_config() -> Value {
     let pki = |name: &str| state::text(&format!("pki/{name}"));
     json!({
@@ -253,7 +253,7 @@ fn kube_proxy(binaries: &Binaries) -> Component {
         .finds_in(state::path("bin"))
 }
 
-/// kube-proxy does not change the machine's settings of connection tracking.
+/// kube-proxy must not change the machine's settings of connection tracking.
 fn kube_proxy_config() -> Value {
     json!({
         "apiVersion": "kubeproxy.config.k8s.io/v1alpha1",

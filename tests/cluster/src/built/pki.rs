@@ -1,4 +1,4 @@
-//! Makes certificates, keys and kubeconfigs with openssl at the first `up`. The authority is for this cluster alone.
+//! Creates certificates, keys and kubeconfigs with openssl at the first `up`. The authority is for this cluster alone.
 
 use std::{fs, path::Path};
 
@@ -29,7 +29,7 @@ impl Certificate {
     }
 }
 
-/// The components that talk to the API server, each with its subject for RBAC.
+/// The clients of the API server, each with its subject for RBAC.
 fn clients() -> [(&'static str, String); 5] {
     [
         ("admin", "/O=system:masters/CN=admin".to_owned()),
@@ -40,7 +40,7 @@ fn clients() -> [(&'static str, String); 5] {
     ]
 }
 
-/// Makes the files that are missing.
+/// Creates missing files.
 pub(super) fn make() -> Result<()> {
     let dir = state::path("pki");
     let done = dir.join("made");
@@ -50,7 +50,7 @@ pub(super) fn make() -> Result<()> {
     programs::bring(&[Program::of("openssl", "openssl")])?;
     step("making certificates and kubeconfigs");
     fs::create_dir_all(&dir)?;
-    // The system's configuration would add extensions of its own.
+    // The system's configuration would add its own extensions.
     fs::write(dir.join("openssl.cnf"), "[req]\ndistinguished_name=dn\n[dn]\n")?;
     issue(
         &dir,
@@ -125,7 +125,7 @@ fn kubeconfig_of(client: &str) -> String {
     .to_string()
 }
 
-/// Makes a key and its certificate, signed by the authority in `by` or self-signed.
+/// Creates a key and its certificate, signed by the authority in `by` or self-signed.
 fn issue(dir: &Path, name: &str, subject: &str, extensions: &[&str], by: &[&str]) -> Result<()> {
     let mut request = command("openssl");
     request.current_dir(dir).args([
@@ -146,7 +146,7 @@ fn issue(dir: &Path, name: &str, subject: &str, extensions: &[&str], by: &[&str]
     request.args(["-keyout", &format!("{name}.key"), "-out", &format!("{name}.crt")]);
     let output = request.output().context("openssl")?;
     if !output.status.success() {
-        // It tells of its progress on the same stream, so that it is shown after a failure only.
+        // openssl prints its progress on the same stream, so it is shown after a failure only.
         let told = String::from_utf8_lossy(&output.stderr).into_owned();
         bail!("openssl (3.0 or newer is needed) makes no certificate for {name}: {told}");
     }

@@ -1,4 +1,4 @@
-//! Runs two pods and a ping, and checks that nothing is left. This shows that the node works.
+//! Runs two pods and a ping, and checks that nothing is left of them: the node works.
 
 use std::{collections::BTreeSet, fs, process::Stdio, time::Instant};
 
@@ -16,7 +16,7 @@ use mirror_test_tools::process::{Run as _, step};
 /// Names of the pods. They are in the namespace `default`, because the deletion of a namespace takes seconds.
 const PODS: [&str; 2] = ["podmirror-smoke-a", "podmirror-smoke-b"];
 
-/// Runs the check. Removes the pods also after a failure.
+/// Runs the check. Removes the pods after a failure, too.
 pub(super) fn run(binaries: &Binaries) -> Result<()> {
     if !is_up()? {
         bail!("there is no running node: `cargo xtask cluster up` brings one up");
@@ -54,7 +54,7 @@ fn check(binaries: &Binaries, before: &Traces) -> Result<()> {
     step("one pings the other, and reaches the API server");
     let address = kubectl(binaries).args(["get", "pod", b, "-o", "jsonpath={.status.podIP}"]).read()?;
     kubectl(binaries).args(["exec", a, "--", "ping", "-c", "3", "-W", "5", &address]).run()?;
-    // It connects, sends nothing, and waits for the server to hang up.
+    // Connects, sends nothing, and waits until the server hangs up.
     kubectl(binaries).args(["exec", a, "--", "nc", "-w", "5", SERVICE_IP, "443"]).run()
 }
 
@@ -76,14 +76,14 @@ fn pod(name: &str) -> Value {
     })
 }
 
-/// Deletes the pods, and waits until they are gone.
+/// Deletes the pods, and waits until they no longer exist.
 fn remove(binaries: &Binaries) -> Result<()> {
     let mut delete = kubectl(binaries);
     delete.args(["delete", "pod", "--ignore-not-found", "--timeout=60s"]).args(PODS);
     delete.stdout(Stdio::null()).run()
 }
 
-/// What stays on the machine if a pod is not removed completely.
+/// What would be left on the machine if a pod were not removed completely.
 #[derive(Debug, PartialEq, Eq)]
 struct Traces {
     devices: BTreeSet<String>,

@@ -1,4 +1,4 @@
-//! The directory of the cluster's state, the kind of the cluster, and a lock so that one task at a time works on it.
+//! The directory of the cluster's state, the kind of the cluster, and a lock that lets one task at a time change it.
 
 use std::{
     fmt, fs,
@@ -12,8 +12,8 @@ use anyhow::{Context as _, Result, bail};
 
 use super::component::eventually;
 
-/// The directory for everything that the cluster writes. The place is fixed, so that `down` finds it. It is not below
-/// `/run`, because many systems mount `/run` without the right to run programs.
+/// The directory for everything that the cluster writes. The path is fixed, so that `down` finds it. It is not below
+/// `/run`, because many systems mount `/run` with `noexec`.
 pub(super) const DIR: &str = "/var/lib/podmirror-cluster";
 /// The administrator's kubeconfig.
 pub const KUBECONFIG: &str = "/var/lib/podmirror-cluster/kubeconfig";
@@ -33,18 +33,18 @@ pub(super) fn text(name: &str) -> String {
 /// How pods are wired.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Cni {
-    /// veths that are ports of a bridge.
+    /// veths as ports of a bridge.
     Bridge,
-    /// veths that the node routes to.
+    /// veths to which the node has routes.
     Ptp,
     /// Cilium, with eBPF host routing and without kube-proxy.
     Cilium,
-    /// Multus, which wires pods as with `Bridge`, and to the networks that they name.
+    /// Multus, which wires pods as `Bridge` does, and to the additional networks that they name.
     Multus,
 }
 
 impl Cni {
-    /// The reference plugins of CNI: they need no programs of their own on the node.
+    /// The reference plugins of CNI: they need no daemons on the node.
     pub const PLUGINS: [Self; 2] = [Self::Bridge, Self::Ptp];
     /// All ways to wire pods.
     pub const ALL: [Self; 4] = [Self::Bridge, Self::Ptp, Self::Cilium, Self::Multus];
@@ -69,7 +69,7 @@ pub enum Mode {
 }
 
 impl Mode {
-    /// The mode that the command line asks for. Without `cni`, pods are wired as in the present cluster, or by a
+    /// The mode that the command line requests. Without `cni`, pods are wired as in the present cluster, or by a
     /// bridge.
     pub(super) fn wanted(api_only: bool, cni: Option<Cni>, present: Option<Self>) -> Result<Self> {
         let wanted = match (api_only, cni, present) {
@@ -118,7 +118,7 @@ impl FromStr for Mode {
     }
 }
 
-/// A lock that a task holds while it works on the cluster. The kernel releases it when the task ends for any reason.
+/// A lock that a task holds while it works on the cluster. The kernel releases it when the task ends, for any reason.
 pub(super) struct Lock(#[expect(dead_code, reason = "held, not used")] net::UnixListener);
 
 impl Lock {

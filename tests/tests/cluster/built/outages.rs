@@ -6,7 +6,7 @@ use mirror_tests::{AGENT, Cluster, PATIENCE, check, eventually};
 
 use crate::nothing_is_lost_during;
 
-/// How long the API server is away.
+/// Duration of the API server's outage.
 const OUTAGE: Duration = Duration::from_secs(30);
 
 #[test]
@@ -25,7 +25,7 @@ fn the_api_server_goes_and_comes_back() {
                 .get("podmirror_watch_restarts_total{watch=\"pods\"}")
                 .is_some_and(|restarts| *restarts > 0.0)
         });
-        // Kubelet makes a new sandbox without asking anybody, and the agent follows.
+        // Kubelet creates a new sandbox without the API server, and the agent follows.
         cluster.kill_task(&lost, "sandbox");
         drop(lost);
         let lost = cluster.with_new_sandbox("lost", &uid, sandbox);
@@ -64,7 +64,7 @@ fn rights_are_taken_away_and_given_back() {
     host.wait_taps(&[&web.device]);
     nothing_is_lost_during(cluster, [web, db], || {
         cluster.kubectl(&format!("delete clusterrolebinding {AGENT}"));
-        // The API server asks for rights when a watch begins, and ends one after a minute; or with itself.
+        // The API server checks rights when a watch begins, and ends a watch after a minute, or when it stops itself.
         cluster.stop("kube-apiserver");
         cluster.bring_back();
         cluster.wait_agent_log(Duration::from_secs(30), &["is away", "forbidden"]);

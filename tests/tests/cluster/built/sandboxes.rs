@@ -10,7 +10,7 @@ fn a_pod_with_a_new_sandbox_is_mirrored_again() {
     host.wait_taps(&[&web.device]);
     let (uid, sandbox) = (web.uid.clone(), cluster.task(&web.uid, "sandbox").unwrap());
     cluster.kill_task(&web, "sandbox");
-    // Nobody but the kernel holds its namespace any more.
+    // After this, only the kernel holds the pod's namespace.
     drop(web);
     let web = cluster.with_new_sandbox("web", &uid, sandbox);
     host.wait_taps(&[&web.device]);

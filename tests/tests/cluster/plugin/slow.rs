@@ -1,4 +1,4 @@
-//! A program behind `kubectl mirror tail` that does not read for a while: from its pipe back to the pod.
+//! A program after `kubectl mirror tail` that does not read for a while: from its pipe back to the pod.
 
 use std::{
     fs::File,
@@ -12,11 +12,11 @@ use mirror_tests::{Cluster, Conversation, PATIENCE, PacketFile, Tail, check, dis
 
 use super::{directions, plugin};
 
-/// What the pods say to each other at a time, in bytes each way.
+/// Bytes that the pods exchange per turn, each way.
 const WORDS: usize = 4_000_000;
-/// How often at most, until packets are lost: what waits between the pod and the reader is much less.
+/// Upper bound of turns until packets are lost: the buffers between the pod and the reader hold much less.
 const MOST: usize = 50;
-/// Most memory of `tail` for one node, in MiB: its program, and what it lets wait.
+/// Upper bound of `tail`'s memory for one node, in MiB: its program and its queue.
 const MOST_MEMORY: f64 = 48.0;
 
 #[test]
@@ -26,7 +26,7 @@ fn a_reader_that_stops_for_a_while_costs_packets_and_nothing_else() {
     let [web, db] = &cluster.pods([("web", None), ("db", None)]);
     let agent = cluster.agent_pid().unwrap();
     let (mut from_tail, to_reader) = io::pipe().unwrap();
-    // With whole super-frames, a packet of the file is a packet of the counters.
+    // With whole super-frames, one packet of the file is one packet of the counters.
     let mut command = plugin(cluster, &["tail", "pod/web", "--super-frames"]);
     let reading = Tail::of(command.stdout(to_reader), PathBuf::from("-"));
     drop(command);
@@ -34,7 +34,7 @@ fn a_reader_that_stops_for_a_while_costs_packets_and_nothing_else() {
 
     let lost = || host.status().tap(&web.device).sessions[0].total("lost");
     let conversation = Conversation::between(&web.netns, &db.netns, db.ip);
-    // Each byte arrives, and in time.
+    // Each byte must arrive, and in time.
     let converse = || {
         let begun = Instant::now();
         conversation.exchange(WORDS);
@@ -54,12 +54,12 @@ fn a_reader_that_stops_for_a_while_costs_packets_and_nothing_else() {
     assert!(most < MOST_MEMORY, "{most} MiB");
     assert_eq!(cluster.agent_pid(), Some(agent));
 
-    // The reader goes on.
+    // The reader continues.
     let path = host.files().join("slow.pcapng");
     let mut file = File::create(&path).unwrap();
     let reader = thread::spawn(move || io::copy(&mut from_tail, &mut file).unwrap());
     eventually(PATIENCE, || {
-        // The ring has room again when one of these comes.
+        // When one of these pings is in the file, the ring has room again.
         web.ping(db.ip, 1);
         let pings = directions(&PacketFile::read(&path), cluster, web).len();
         check(pings >= 2, || format!("{pings} pings"))
@@ -74,7 +74,7 @@ fn a_reader_that_stops_for_a_while_costs_packets_and_nothing_else() {
     assert_eq!((file.interfaces.len(), &file.statistics[..]), (1, &[(came + lost, lost)][..]), "{exit:?}");
     let told = format!("{came} packets; 1 interfaces; 1 nodes; 0 packets limited; {lost} packets lost");
     assert!(exit.code == Some(0) && exit.stderr.contains(&told), "{told}: {exit:?}");
-    // It is whole: tshark reads it to its end.
+    // The file is complete: tshark reads it to its end.
     assert_eq!(dissected(&path, "icmp", &["frame.number"]).len(), directions(&file, cluster, web).len());
     assert_eq!(cluster.agent_pid(), Some(agent));
     assert_eq!(cluster.kubectl("get mirrors -o name"), "");

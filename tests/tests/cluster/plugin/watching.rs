@@ -1,4 +1,4 @@
-//! `kubectl mirror status` in its forms, and again and again.
+//! `kubectl mirror status` in its output formats, and with `--watch`.
 
 use std::fs::{self, File};
 
@@ -72,7 +72,7 @@ fn status_shows_a_change_while_it_is_watched() {
     let screens = terminal.shown();
     assert_eq!(terminal.interrupt(), Some(0), "{screens:?}");
 
-    // In a file, one stands below the other; on a terminal, each takes the place of the one before.
+    // In a file, the outputs follow each other; on a terminal, each replaces the one before.
     let text = fs::read_to_string(&path).unwrap();
     assert!(text.starts_with("no Mirrors\n\n") && !text.contains('\x1b'), "{text:?}");
     let tables: Vec<_> = text.split("\n\n").collect();

@@ -1,5 +1,5 @@
-//! An agent is killed between two of the writes that a change of settings takes. Before and after the next agent has
-//! come, packets are copied as `status` says: which ones, to which target, how many, and how much of each.
+//! An agent is killed between two of the writes of a settings change. Before and after the next agent starts, packets
+//! are copied as `status` says: which ones, to which target, how many, and how much of each.
 
 use std::{cell::Cell, env, fs, time::Instant};
 
@@ -12,7 +12,7 @@ use serde_json::Value;
 use super::KILL_AT;
 use crate::{MIRROR, any_mode, pod_side::up};
 
-/// The annotations, and their values. A value without text stands for no annotation.
+/// The annotations, and their values. An empty value means no annotation.
 const SETTINGS: [(&str, &[&str]); 9] = [
     ("mirror", &["both", "ingress", "egress"]),
     ("target", &["default", "ids"]),
@@ -27,10 +27,10 @@ const SETTINGS: [(&str, &[&str]); 9] = [
 const REQUESTS: &str = "icmp[0] = 8";
 const ANSWERS: &str = "icmp[0] = 0";
 
-/// For each setting, the place of its value.
+/// For each setting, the index of its value.
 type Wanted = [usize; SETTINGS.len()];
 
-/// The targets' devices: those of `default` and `ids`, and that of a target which takes the place of `ids`.
+/// The targets' devices: those of `default` and `ids`, and that of a target which replaces `ids`.
 const DEVICES: [&str; 3] = [MIRROR, "ids0", "late0"];
 const IDS: [&str; 2] = ["--target", "ids=ids0"];
 const LATE: [&str; 2] = ["--target", "late=late0"];
@@ -42,7 +42,7 @@ const FRAME: usize = 14 + 20 + 8 + DATA;
 
 struct Scene {
     captures: [Capture; 3],
-    /// How many copies the devices have got until now.
+    /// The number of copies on each device at the last call of [`Scene::copies`].
     seen: Cell<[usize; 3]>,
     pods: PodsFile,
     web: PodNs,
@@ -62,7 +62,7 @@ impl Scene {
         Self { captures, seen: Cell::default(), pods: PodsFile::new(&lab, &[]), web, db, lab }
     }
 
-    /// The pod asks for this.
+    /// Writes the pod with these settings.
     fn ask(&self, wanted: &Wanted) {
         let values = SETTINGS.iter().zip(wanted).map(|((key, values), value)| (*key, values[*value]));
         let spec = values.filter(|(_, value)| !value.is_empty()).fold(PodSpec::of(&self.web), |spec, of| {
@@ -78,7 +78,7 @@ impl Scene {
         Ok(tap.session("default").clone())
     }
 
-    /// `status` shows these settings.
+    /// Checks that `status` shows these settings.
     fn shows(&self, wanted: &Wanted) -> Result<(), String> {
         let session = self.session()?;
         let is_as = |((key, values), value): (&(&str, &[&str]), &usize)| {
@@ -96,7 +96,7 @@ impl Scene {
         check(SETTINGS.iter().zip(wanted).all(is_as), || format!("{wanted:?} is not shown by {session:?}"))
     }
 
-    /// The lengths of the IPv4 packets that the devices have got since it was asked last.
+    /// The lengths of the IPv4 packets that the devices have received since the last call.
     fn copies(&self) -> [Vec<usize>; 3] {
         let all = self.captures.each_ref().map(|capture| {
             let packets = capture.in_order().into_iter().filter(|frame| frame.bytes[12..14] == [8, 0]);
@@ -107,7 +107,7 @@ impl Scene {
         all.map(|lengths| lengths.into_iter().skip(seen.next().unwrap_or_default()).collect())
     }
 
-    /// Packets are copied as `status` says.
+    /// Checks that packets are copied as `status` says.
     #[track_caller]
     fn copies_as_told(&self, when: &str) {
         let session = self.session().unwrap();
@@ -139,8 +139,8 @@ impl Scene {
         }
     }
 
-    /// The agent is killed at a change of a map, on its way from one to the other. Returns whether it was: it may have
-    /// been ready before.
+    /// Kills the agent at a map change, while it changes the settings. Returns whether it was killed: it may have
+    /// finished before.
     fn is_killed(&self, from: &Wanted, to: &Wanted, step: usize) -> bool {
         let when = |what: &str| format!("{from:?} to {to:?}, killed at change {step}, {what}");
         let file = self.lab.files().join("steps");
@@ -155,7 +155,7 @@ impl Scene {
         eventually(3 * SOON, || if agent.has_ended() { Ok(()) } else { self.shows(to) });
         let is_killed = agent.end().code() == Some(128 + Signal::SIGKILL as i32);
         self.copies_as_told(&when("before the next agent"));
-        // The target before may have gone meanwhile, and another one have come.
+        // The next agent may have another target instead of the old one.
         let late = SETTINGS[1].1[to[1]] == "default";
         let agent = Agent::run(&self.lab, any_mode(), &self.pods, if late { &LATE } else { &IDS });
         self.lab.wait_status(|status| check(status.agent_running, || "no agent".into()));
@@ -171,7 +171,7 @@ fn place(key: &str, value: &str) -> (usize, usize) {
     (setting, SETTINGS[setting].1.iter().position(|of| *of == value).unwrap())
 }
 
-/// Settings with these values, and those ahead in the list for the others.
+/// Settings with these values, and the first value in the list for all others.
 fn wanted(values: &[(&str, &str)]) -> Wanted {
     let mut wanted = Wanted::default();
     for (key, value) in values {
@@ -181,7 +181,7 @@ fn wanted(values: &[(&str, &str)]) -> Wanted {
     wanted
 }
 
-/// Two other values.
+/// Changes these two settings to other values.
 fn changed(from: &Wanted, settings: [usize; 2], random: &mut Random) -> Wanted {
     let mut to = *from;
     for setting in settings {
@@ -191,8 +191,8 @@ fn changed(from: &Wanted, settings: [usize; 2], random: &mut Random) -> Wanted {
     to
 }
 
-/// At each change of a map where both the target and the rate are changed, and at a drawn one where two drawn settings are.
-/// With `MIRROR_CRASHES=all`: at each one, for each setting and each two.
+/// Kills at each map change of a change of target and rate, and at a random one of a change of two random settings.
+/// With `MIRROR_CRASHES=all`: at each map change, for each setting and each pair.
 #[test]
 fn a_change_of_settings_is_whole_wherever_the_agent_is_killed() {
     let scene = Scene::new();

@@ -1,4 +1,4 @@
-//! The programs of filters in the kernel's tables, as stories read them, and as a killed agent could have left them.
+//! The programs of filters in the kernel's tables: reading them, and writing states that a killed agent could leave.
 
 use std::{collections::BTreeMap, path::PathBuf};
 
@@ -9,7 +9,7 @@ use mirror_core::settings::parse_filter;
 use mirror_tests::{Lab, programs_in};
 use zerocopy::{FromBytes as _, IntoBytes as _};
 
-/// The maps of this version of the agent.
+/// The maps of the agent's present version.
 #[derive(Debug)]
 pub(super) struct FilterTable {
     maps: PathBuf,
@@ -33,29 +33,29 @@ impl FilterTable {
         self.map("FILTER_HASHES").try_into().unwrap()
     }
 
-    /// The kernel's id of the program at each place that has one; none before an agent has made the map.
+    /// The kernel's id of the program at each used index; empty before an agent has created the map.
     pub(super) fn programs(&self) -> BTreeMap<u32, u32> {
         let path = self.path("FILTERS");
         if path.exists() { programs_in(&path) } else { BTreeMap::new() }
     }
 
-    /// The hash at a place.
+    /// The hash at an index.
     pub(super) fn hash(&self, place: u32) -> u64 {
         self.hashes().get(&place, 0).unwrap()
     }
 
-    /// Writes the hash of a place.
+    /// Writes the hash at an index.
     pub(super) fn put_hash(&self, place: u32, hash: u64) {
         self.hashes().set(place, &hash, 0).unwrap();
     }
 
-    /// Puts a filter at a place, as an agent does that is killed before it writes the session.
+    /// Writes a filter at an index, like an agent that is killed before it writes the session.
     pub(super) fn put(&self, place: u32, filter: &str) {
         let program = FilterProgram::load(&parse_filter(filter).unwrap().instructions().unwrap()).unwrap();
         FilterMap::new(self.map("FILTERS")).unwrap().set(place, &program).unwrap();
     }
 
-    /// Writes the text of the filter of every session, as an agent does that is killed before it writes the tap.
+    /// Writes the filter's text of every session, like an agent that is killed before it writes the tap.
     pub(super) fn put_text(&self, filter: &str) {
         const BYTES: usize = size_of::<SessionInfo>();
         let mut infos: HashMap<MapData, u32, [u8; BYTES]> = self.map("SESSION_INFO").try_into().unwrap();

@@ -1,5 +1,5 @@
-//! Filters inside pods, where root of the pod can remove them and go ahead of them. The agent has to notice, to mend it, and
-//! to tell.
+//! Filters inside pods, where root of the pod can remove them or run its own filters before them. The agent must
+//! notice, repair and report this.
 
 use std::{collections::BTreeSet, fs};
 
@@ -14,12 +14,12 @@ use crate::{
     coverage::{CLEAR, reasons, wait_states},
 };
 
-/// The reasons that are told, each once.
+/// The reported reasons, each once.
 fn told(lab: &Lab) -> BTreeSet<String> {
     reasons(lab).into_iter().map(|(reason, _)| reason).collect()
 }
 
-/// Waits until these reasons are told, and no others.
+/// Waits until exactly these reasons are reported.
 #[track_caller]
 fn wait_told(lab: &Lab, expected: &[&str]) {
     eventually(CLEAR, || {
@@ -29,7 +29,7 @@ fn wait_told(lab: &Lab, expected: &[&str]) {
     });
 }
 
-/// Each packet is mirrored once, now.
+/// Checks that each packet is mirrored once.
 #[track_caller]
 fn is_mirrored(lab: &Lab, web: &PodNs, db: &PodNs) {
     let (inside, mirror) = (Inside::of(web), Capture::start(lab.node(), MIRROR));
@@ -38,14 +38,14 @@ fn is_mirrored(lab: &Lab, web: &PodNs, db: &PodNs) {
     shows(&mirror, || inside.capture.frames());
 }
 
-/// Whatever is removed is there again within seconds, and that packets are missing is told.
+/// Removed filters are restored within seconds, and the missing packets are reported.
 #[test]
 fn a_filter_that_is_removed_comes_back_and_the_gap_is_told() {
     let (scene, _pods, agent) = mirrored("filters-removed", AttachMode::Clsact);
     let Scene { web, db, lab } = &scene;
     is_mirrored(lab, web, db);
     assert_eq!(told(lab), BTreeSet::new());
-    // What is told of the first ones is still told with the later ones.
+    // The report on the earlier removals stays when later ones are added.
     for (words, directions) in [
         ("tc filter delete dev eth0 ingress", [true, false]),
         ("tc filter delete dev eth0 egress pref 1", [true, true]),
@@ -61,7 +61,7 @@ fn a_filter_that_is_removed_comes_back_and_the_gap_is_told() {
         assert_eq!(told, directions, "{words}");
         is_mirrored(lab, web, db);
     }
-    // It is told for a while, and then it is over.
+    // The reason is reported for a while, and then it disappears.
     wait_told(lab, &[]);
     assert_eq!(agent.log_with(&["\"ERROR\""]), Vec::<String>::new());
     agent.stop();
@@ -69,13 +69,13 @@ fn a_filter_that_is_removed_comes_back_and_the_gap_is_told() {
     assert!(filters(web).is_empty() && lab.pins().is_empty(), "{:?} {:?}", filters(web), lab.pins());
 }
 
-/// The agent does not fight for the first place, and tells what is ahead, until that has gone.
+/// The agent does not reorder filters. It reports the filter before its own, until that filter is removed.
 #[test]
 fn a_filter_ahead_inside_a_pod_is_told_within_seconds() {
     let (scene, _pods, agent) = mirrored("filters-ahead", AttachMode::Clsact);
     let Scene { web, db, lab } = &scene;
     let talk = || web.ping(db.v4(), 5, 56);
-    // Otherwise the agent's own qdisc and filter could be there sooner than the pod's.
+    // Without the pause the agent could add its own qdisc and filter before the pod's.
     agent.meanwhile_paused(|| {
         web.netns().tc("qdisc delete dev eth0 clsact");
         web.netns().tc("qdisc add dev eth0 clsact");
@@ -90,7 +90,7 @@ fn a_filter_ahead_inside_a_pod_is_told_within_seconds() {
     wait_states(lab, web, CLEAR, ["Covered", "Covered"], talk);
     is_mirrored(lab, web, db);
 
-    // An ingress qdisc has no hook for what the pod sends.
+    // An ingress qdisc has no hook for the pod's egress.
     agent.meanwhile_paused(|| {
         web.netns().tc("qdisc delete dev eth0 clsact");
         web.netns().tc("qdisc add dev eth0 ingress");
@@ -103,8 +103,8 @@ fn a_filter_ahead_inside_a_pod_is_told_within_seconds() {
     agent.stop();
 }
 
-/// A pod can make any number of filters. The agent reads a part of them, tells where it does not find its own among these, and
-/// removes its own at the end, and nothing else.
+/// A pod can create any number of filters. The agent reads a limited number of them, and reports if it does not find
+/// its own among these. At its end it removes its own filters, and no others.
 #[test]
 fn a_flood_of_filters_costs_the_agent_little_and_keeps_none_of_ours() {
     const MANY: usize = 1200;
@@ -115,11 +115,11 @@ fn a_flood_of_filters_costs_the_agent_little_and_keeps_none_of_ours() {
         fs::write(&file, format!("filter add dev eth0 ingress {filter}\n").repeat(MANY)).unwrap();
         web.netns().run(&format!("tc -batch {}", file.display()));
     };
-    // Behind ours.
+    // After the agent's filter.
     flood("pref 100 protocol all bpf bytecode \"1,6 0 0 0\"");
     is_mirrored(lab, web, db);
     assert_eq!(told(lab), BTreeSet::new());
-    // Ahead of ours. They match no packet.
+    // Before the agent's filter. They match no packet.
     flood("pref 1 protocol all bpf bytecode \"1,6 0 0 0\"");
     lab.wait_status(|status| {
         let tap = tap(status, web).ok_or("no tap")?;
@@ -135,8 +135,8 @@ fn a_flood_of_filters_costs_the_agent_little_and_keeps_none_of_ours() {
     assert_eq!(left, 2 * MANY);
 }
 
-/// The kernel drops the filters of a NIC that is moved, so its packets elsewhere are nobody's. When it is back, it is
-/// mirrored again. When the pod has gone, nothing of it is left on the node.
+/// The kernel drops the filters of a moved NIC, so its packets elsewhere are not mirrored. When it is back, it is
+/// mirrored again. When the pod is deleted, nothing of it is left on the node.
 #[test]
 fn a_nic_that_is_moved_takes_no_filter_along() {
     let (scene, pods, agent) = mirrored("filters-moved", AttachMode::Clsact);

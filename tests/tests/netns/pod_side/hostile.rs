@@ -1,4 +1,4 @@
-//! Root inside a pod, against the device that the agent has made there.
+//! Root inside a pod attacks the relay device (`exit`) that the agent has created there.
 
 use mirror_tests::{
     Agent, AttachMode, Capture, Frame, Frames, Neighbour, PodNs, PodSpec, PodsFile, SOON, check, eventually,
@@ -19,8 +19,8 @@ in_both_modes!(
     a_copy_that_goes_astray_does_not_count_as_copied,
 );
 
-/// Root inside a pod takes away, replaces and uses the exit. Each packet that is not copied is counted, nothing of the pod
-/// reaches the mirror interface by that way, and its own packets pass.
+/// Root inside a pod removes, replaces and uses the relay device. Each packet that is not copied is counted, no packet
+/// of the pod reaches the mirror interface through the relay device, and the pod's own packets pass.
 fn a_pod_cannot_use_its_exit(mode: AttachMode) {
     let (scene, pods, agent) = mirrored("macvlan-hostile", mode);
     let Scene { web, db, lab } = &scene;
@@ -35,8 +35,8 @@ fn a_pod_cannot_use_its_exit(mode: AttachMode) {
     web.ping(db.v4(), 5, 56);
     shows(&mirror, || inside.capture.frames());
 
-    // The exit is down: what it would have taken is counted, until the agent mends it at its next look, for which any event
-    // will do.
+    // The relay device is down: the copies that it would have carried are counted, until the agent sets it up again in
+    // its next round, which any event triggers.
     web.netns().ip(&format!("link set {EXIT} down"));
     web.ping(db.v4(), 5, 56);
     eventually(SOON, || {
@@ -58,8 +58,8 @@ fn a_pod_cannot_use_its_exit(mode: AttachMode) {
         String::from_utf8_lossy(&link.stdout).contains(",UP")
     };
     eventually(SOON, || check(is_up(), || "the exit is not up".to_owned()));
-    // Under another name it is the same device. It goes down last, because that wakes the agent.
-    // An old kernel gives no new name to a device that is up.
+    // The device is renamed. It is set down last, because that wakes the agent. An old kernel does not rename a device
+    // that is up.
     let is_renamed = web.netns().try_run(&format!("ip link set {EXIT} name lo9")).status.success();
     web.netns().ip(&format!("link set {} down", if is_renamed { "lo9" } else { EXIT }));
     pods.write(&[PodSpec::of(web).mirror("true")]);
@@ -72,9 +72,10 @@ fn a_pod_cannot_use_its_exit(mode: AttachMode) {
     agent.stop();
 }
 
-/// Root in two pods of a node makes devices over the hub that would let them talk, past every NetworkPolicy. The agent makes an
-/// exit again whose mode was changed. What one such device sends to the address of another one is dropped at the hub.
-/// Broadcasts between them pass, which docs/security.md tells: they show here that the way is open.
+/// Root in two pods of a node creates devices over the relay hub that would let them talk, and bypass every
+/// NetworkPolicy. If root changes the mode of the relay device, the agent creates it again. The hub drops packets from
+/// one such device to the address of another. Broadcasts between them pass, which docs/security.md documents: they show
+/// here that the path is open.
 fn pods_exchange_no_packets_for_one_of_them_by_the_hub(mode: AttachMode) {
     let scene = Scene::new("macvlan-talk", MACVLAN);
     let Scene { web, db, lab } = &scene;
@@ -114,7 +115,7 @@ fn pods_exchange_no_packets_for_one_of_them_by_the_hub(mode: AttachMode) {
     assert_eq!(scene.exits(), [false; 2]);
 }
 
-/// A pod has a device of its own by the name of an exit. The agent leaves it alone, and says so.
+/// A pod has a device of its own with the name of the relay device. The agent does not change it, and reports it.
 #[test]
 fn a_device_of_the_pod_is_never_taken_for_an_exit() {
     let scene = Scene::new("macvlan-name", MACVLAN);
@@ -135,8 +136,8 @@ fn a_device_of_the_pod_is_never_taken_for_an_exit() {
     assert!(has_exit(web), "it is the pod's");
 }
 
-/// Root in a mirrored pod writes on its packets whatever the agent could have written there: each is copied once all the same,
-/// wherever its tap is. Nor does such a packet pass as a copy.
+/// Root in a mirrored pod writes every mark on its packets that the agent could have written there: each is copied once
+/// nevertheless, wherever its tap is. Nor does such a packet pass as a copy.
 fn no_mark_of_a_pod_hides_what_it_sends(mode: AttachMode) {
     /// The agent's marks are in the upper byte, Cilium's flags in the lower one.
     const MARKS: std::ops::Range<usize> = 0..256;
@@ -166,7 +167,7 @@ fn no_mark_of_a_pod_hides_what_it_sends(mode: AttachMode) {
         wait_counted(lab, pod, &expected);
     }
 
-    // Into the way out for copies.
+    // Marked packets through the relay device.
     let _at_exit = Neighbour::that_marks(web.netns(), EXIT);
     let exit = web.netns().sender(EXIT);
     for number in numbers() {
@@ -182,7 +183,7 @@ fn no_mark_of_a_pod_hides_what_it_sends(mode: AttachMode) {
     assert!(lab.pins().is_empty(), "{:?}", lab.pins());
 }
 
-/// The kernel does not announce it, so the agent looks each second.
+/// The kernel does not announce such a program, so the agent checks every second.
 fn a_program_ahead_of_a_tap_inside_is_told_within_seconds(mode: AttachMode) {
     if !AttachMode::Tcx.is_applicable() {
         eprintln!("not applicable: the program is attached by TCX; `filters` has a filter ahead");
@@ -193,7 +194,7 @@ fn a_program_ahead_of_a_tap_inside_is_told_within_seconds(mode: AttachMode) {
     let talk = || web.ping(db.v4(), 5, 56);
     wait_states(lab, web, CLEAR, ["Covered", "Covered"], talk);
     let ahead = Neighbour::inside(web.netns(), "eth0", "last_word").unwrap();
-    // Nobody talks, so that no packet is missing.
+    // Without traffic, no packet is missing.
     let told = wait_states(lab, web, SOON, ["Hidden", "Hidden"], || {});
     assert!(told["ingress"]["message"].as_str().unwrap().contains("\"last_word\""), "{told}");
     let reasons_of = || reasons(lab).into_iter().map(|(reason, _)| reason).collect::<Vec<_>>();
@@ -204,8 +205,8 @@ fn a_program_ahead_of_a_tap_inside_is_told_within_seconds(mode: AttachMode) {
     agent.stop();
 }
 
-/// A filter of the pod at its exit could rewrite the copies, and so could a queue. No counter shows that, so it is told. The
-/// queue goes with the next event.
+/// A filter or a queue of the pod at the relay device could rewrite the copies. No counter shows that, so the agent
+/// reports it. The agent removes the queue at the next event.
 fn what_can_change_the_copies_at_the_exit_is_told(mode: AttachMode) {
     let (scene, pods, agent) = mirrored("exit-filter", mode);
     let Scene { web, db, lab } = &scene;
@@ -240,8 +241,8 @@ fn what_can_change_the_copies_at_the_exit_is_told(mode: AttachMode) {
     agent.stop();
 }
 
-/// Root in the pod takes the mark from its copies at the exit, and sends them out by the NIC, where the tap meets them
-/// while it waits for the outcome of the first copy. Neither counts as copied.
+/// Root in the pod removes the mark from its copies at the relay device, and sends them out of the NIC, where the tap
+/// sees them while it waits for the result of the first copy. Neither counts as copied.
 fn a_copy_that_goes_astray_does_not_count_as_copied(mode: AttachMode) {
     const FRAMES: usize = 20;
     if !AttachMode::Tcx.is_applicable() {

@@ -1,4 +1,4 @@
-//! Kinds of NICs without an end on the node, and pods with several of them. Not every kernel has all kinds.
+//! Kinds of NICs without a peer on the node, and pods with several of them. Not every kernel has all kinds.
 
 use std::time::Duration;
 
@@ -31,7 +31,7 @@ in_both_modes!(
 const OUTSIDE: &str = "10.9.0.2";
 const NODE: &str = "10.9.0.1";
 
-/// Pods whose NICs send each frame to the switch at the other end of the cable, also one for another NIC over the same
+/// Pods whose NICs send each frame to the switch at the other end of the link, even one for another NIC over the same
 /// device. The switch sends it back.
 fn behind_a_switch(story: &str) -> Scene {
     let lab = Lab::new(story);
@@ -42,7 +42,7 @@ fn behind_a_switch(story: &str) -> Scene {
     Scene::over(lab, "macvlan mode vepa", "up0")
 }
 
-/// Packets of all kinds, and frames that are none.
+/// Sends packets of all kinds, and non-IP frames.
 pub(super) fn talk_in_all_ways(web: &PodNs, db: &PodNs) {
     talk(web, db);
     talk_in_frames(web);
@@ -57,7 +57,7 @@ fn two_mirrored_macvlan_vepa_pods_are_mirrored_once(mode: AttachMode) {
     two_pods_are_mirrored_once(&behind_a_switch("vepas"), mode);
 }
 
-/// Pods with ipvlans of a mode that routes, and a host outside. `None`: the kernel has no ipvlan.
+/// Pods with ipvlans in a routing mode, and a host outside. `None`: the kernel has no ipvlan.
 fn routed(story: &str, mode: &str) -> Option<(Scene, Netns)> {
     let lab = Lab::new(story);
     if !has_kind(&lab, "ipvlan") {
@@ -123,8 +123,8 @@ fn two_mirrored_ipvlan_l3_pods_are_mirrored_once(mode: AttachMode) {
     shows(&mirror, of_both);
 }
 
-/// The kernel hands these packets to the pod's IP layer: they pass no hook of the NIC, and no packet socket there sees them.
-/// The NIC counts them.
+/// The kernel hands these packets to the pod's IP layer: they pass no hook of the NIC, and no packet socket sees them
+/// there. The NIC counts them.
 #[test]
 fn what_reaches_an_ipvlan_l3s_pod_from_outside_is_told_as_missing() {
     let Some((scene, outside)) = routed("ipvlan-l3s", "l3s") else { return };
@@ -135,7 +135,7 @@ fn what_reaches_an_ipvlan_l3s_pod_from_outside_is_told_as_missing() {
     let (inside, mirror) = (Inside::of(web), Capture::start(lab.node(), MIRROR));
     talk(web, db);
     shows(&mirror, || inside.capture.frames());
-    // All was seen. The next packet may come from outside, so nothing is claimed.
+    // Everything was seen so far. The next packet could come from outside, so coverage is not claimed.
     let is_doubt = |told: &Value| {
         told["ingress"]["message"].as_str().unwrap().contains("but the NIC is an ipvlan in mode l3s")
     };
@@ -166,14 +166,14 @@ fn what_reaches_an_ipvlan_l3s_pod_from_outside_is_told_as_missing() {
     let to_outside = |frame: &[u8]| frame[12..14] == [8, 0] && frame[30..34] == [10, 9, 0, 2];
     assert!(mirror.frames().only(to_outside).len() >= 5, "{}", mirror.frames());
 
-    // They come no more.
+    // No more such packets arrive.
     none_missing(CLEAR);
     eventually(FEW_READINGS, || check(reasons(lab).is_empty(), || format!("{:?}", reasons(lab))));
     agent.stop();
 }
 
-/// A dummy stands in for a VF: it has no lower device, and nothing on the node leads to it. The pod connects it with a cable
-/// by filters of its own, which stay.
+/// A dummy represents a VF: it has no lower device, and nothing on the node leads to it. The pod connects it with a
+/// veth pair by its own filters, which stay.
 fn a_device_without_an_end_anywhere_is_mirrored_where_it_is_named(mode: AttachMode) {
     let lab = Lab::new("vf");
     if !has_kind(&lab, "dummy") {
@@ -184,7 +184,7 @@ fn a_device_without_an_end_anywhere_is_mirrored_where_it_is_named(mode: AttachMo
     outside.keep_quiet();
     let inside = web.netns();
     inside.ip("link add vf0 address 02:00:00:00:07:01 type dummy");
-    // With another address, the cable's end would take the packets for another host's.
+    // With another address, the end of the veth pair would treat the packets as another host's.
     inside.ip(&format!(
         "link add cable address 02:00:00:00:07:01 type veth peer name far address 02:00:00:00:07:02 netns {}",
         outside.name()
@@ -251,7 +251,7 @@ fn a_device_without_an_end_anywhere_is_mirrored_where_it_is_named(mode: AttachMo
     assert_eq!(state(), before);
 }
 
-/// A pod with NICs of all kinds, each of them in a network of its own, as Multus makes it: each has its tap, at the node's end
+/// A pod with NICs of all kinds, each in a network of its own, as Multus creates it: each has its tap, on the node side
 /// or inside, and its own counters.
 #[test]
 fn each_of_many_nics_is_mirrored() {
@@ -297,7 +297,7 @@ fn each_of_many_nics_is_mirrored() {
             db.ping(back, 5, 1400);
             Conversation::open(&web, &db, there).exchange(100_000);
         }
-        // Those of an ipvlan do not tell who has sent them.
+        // Frames of an ipvlan do not show their sender.
         if !is_one_of_many {
             web.netns().send_frame(&of_web.name, &broadcast(of_web));
             db.netns().send_frame(&of_db.name, &broadcast(of_db));
@@ -320,7 +320,7 @@ fn each_of_many_nics_is_mirrored() {
         });
     }
 
-    // Without the annotation, all of them but the one that leads nowhere.
+    // Without the annotation, all NICs except the one that bypasses the node.
     pods.write(&[PodSpec::of(&web).mirror("true"), PodSpec::of(&db)]);
     let past = web.nics()[3].host.as_str();
     lab.wait_taps(&devices.iter().copied().filter(|device| *device != past).collect::<Vec<_>>());

@@ -1,6 +1,7 @@
-//! Root inside a pod, with all rights over the pod's namespace: what it does there, drawn at random.
+//! Root inside a pod, with all rights over the pod's namespace: random actions.
 //!
-//! Each action may fail, as it does where its device is gone. What the kernel lacks (netem and fq, say) fails always.
+//! Each action may fail, for example if its device does not exist. Actions that need a missing kernel feature (for
+//! example netem or fq) always fail.
 
 use std::{ffi::OsStr, os::unix::ffi::OsStrExt as _};
 
@@ -8,9 +9,9 @@ use mirror_tests::{Frame, Lab, Neighbour, Netns, PodNs, random::Random};
 
 /// The alias of the agent's own devices.
 const ALIAS: &str = "podmirror";
-/// The index of exits (`mirror_core::exit::IFINDEX`), for devices that pretend to be one.
+/// The ifindex of relay devices (`mirror_core::exit::IFINDEX`), for devices that imitate one.
 const EXIT_INDEX: u32 = 0x706d_0000;
-/// The ethertype of frames that are sent into the exit. None of them may come to anybody.
+/// The ethertype of frames that are sent into the relay device. None of them may arrive anywhere.
 pub(super) const FORGED: u16 = 0x88b6;
 
 const AT_EXIT: &[&str] = &[
@@ -86,14 +87,14 @@ const AT_HOOKS: &[&str] = &[
     "filter delete dev DEV egress",
 ];
 
-/// A pod, and what was done to it.
+/// A pod under attack, and the state of the attack.
 pub(super) struct Hostile<'a> {
     pub(super) pod: &'a PodNs,
-    /// A namespace of its own, where it can hide devices.
+    /// An additional namespace in which the pod can hide devices.
     cell: Netns,
     programs: Vec<Neighbour>,
     random: Random,
-    /// The number of frames that it has sent from its NICs.
+    /// The number of frames that the pod has sent from its NICs.
     pub(super) sent: usize,
 }
 
@@ -104,7 +105,7 @@ impl<'a> Hostile<'a> {
         Self { pod, cell, programs: Vec::new(), random, sent: 0 }
     }
 
-    /// Does one thing, and sends a frame from each NIC.
+    /// Performs one random action, and sends a frame from each NIC.
     pub(super) fn act(&mut self) {
         let nic = self.random.pick(&["eth0", "eth1"]);
         let device = self.random.pick(&["eth0", "eth1", "podmirror", "podmirror", "lo"]);
@@ -151,7 +152,7 @@ impl<'a> Hostile<'a> {
         self.send();
     }
 
-    /// A NIC hides in another namespace or under another name, sends from there, and comes back.
+    /// Moves a NIC to another namespace or renames it, sends from there, and restores it.
     fn go_away(&mut self, nic: &str) {
         let (pod, cell) = (self.pod.netns(), &self.cell);
         if self.random.one_in(2) {
@@ -166,30 +167,30 @@ impl<'a> Hostile<'a> {
         }
     }
 
-    /// Sends frames into the exit, of all sizes, to everybody and to addresses of others.
+    /// Sends frames into the relay device, of all sizes, to all and to addresses of others.
     fn forge(&mut self) {
         let Ok(exit) = self.pod.netns().try_sender("podmirror") else { return };
         for number in 0..20 {
             let to = self.random.pick(&[Frame::BROADCAST, [2, 0, 0, 0, 0, 1], [2, 9, 9, 9, 9, 9]]);
             let length = self.random.pick(&[60, 99, 1514, 9000]);
             let frame = Frame::new(to, [2, 9, 9, 9, 9, 9]).ethertype(FORGED).filled(length, number);
-            // The hub drops it, and says so.
+            // The relay hub drops the frame and returns an error.
             let _ = exit.send(&frame.bytes());
         }
     }
 
-    /// Sends a frame from each NIC that is there, in any of the two namespaces.
+    /// Sends a frame from each NIC that exists, in either namespace.
     fn send(&mut self) {
         for (netns, nic) in [(self.pod.netns(), "eth0"), (self.pod.netns(), "eth1"), (&self.cell, "eth1")] {
             let Ok(socket) = netns.try_sender(nic) else { continue };
             let frame = Frame::new(Frame::BROADCAST, [2, 7, 7, 7, 7, 7]).filled(200, self.sent);
             self.sent += 1;
-            // A device that is down takes none.
+            // A device that is down refuses the frame.
             let _ = socket.send(&frame.bytes());
         }
     }
 
-    /// Stops, and puts its NICs and its namespace right again.
+    /// Stops, and restores the NICs and the namespace.
     pub(super) fn stop(mut self) {
         self.programs.clear();
         let pod = self.pod.netns();
@@ -198,7 +199,7 @@ impl<'a> Hostile<'a> {
             self.cell.try_run(&format!("ip link set {name} netns {}", pod.name()));
             pod.try_run(&format!("ip link set hidden-nic name {name}"));
         }
-        // Its own exit alone is left, if it is there: it is the agent's to make it right.
+        // Only the relay device stays, if it exists: the agent has to repair it.
         for device in pod.devices() {
             if !["lo", "eth0", "eth1", "podmirror"].contains(&device.as_str()) {
                 pod.try_run(&format!("ip link delete {device}"));
@@ -209,7 +210,7 @@ impl<'a> Hostile<'a> {
                 pod.try_run(&format!("tc qdisc delete dev {device} {what}"));
             }
         }
-        // A device of its own by the name of the exit.
+        // The pod's own device with the name of the relay device.
         if !pod.run("ip -o link show").contains(&format!("{EXIT_INDEX}: podmirror")) {
             pod.try_run("ip link delete podmirror");
         }

@@ -1,57 +1,57 @@
-//! The contestants: who copies, and how.
+//! The contestants: which software copies, and how.
 
 use serde::{Deserialize, Serialize};
 
-/// Who does what with the packets of the mirrored pod. All copies are of this pod, in both directions.
+/// The software that handles the mirrored pod's packets. All copies are of this pod, in both directions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Contestant {
-    /// Nothing.
+    /// No software.
     Off,
-    /// Nothing, a second time: the difference to `Off` is noise.
+    /// No software, a second time: its difference from `Off` is noise.
     OffAgain,
     /// An agent that mirrors another pod of the node.
     Unselected,
     /// podmirror to a mirror interface, attached by TCX.
     Tcx,
-    /// The same, and tcpdump reads the mirror interface.
+    /// The same, with tcpdump as reader of the mirror interface.
     TcxRead,
     /// The same as `Tcx`, with `--when-read` and without a reader, so that nothing is copied.
     TcxUnread,
     /// The same as `Tcx`, to a device that frees its copies at once, as a dummy device does.
     TcxFreed,
-    /// The same as `Tcx`, with a filter that takes no packet.
+    /// The same as `Tcx`, with a filter that matches no packet.
     TcxFilter,
-    /// The same as `Tcx`, with a filter that takes about one packet of 128.
+    /// The same as `Tcx`, with a filter that matches about one packet of 128.
     TcxFew,
     /// podmirror to a mirror interface, attached by clsact.
     Clsact,
-    /// podmirror to a stream, and `tail` reads it.
+    /// podmirror to a stream, with `tail` as its reader.
     Stream,
     /// The same, cut to 96 bytes.
     Stream96,
-    /// A program that clones with `bpf_clone_redirect` and does nothing else.
+    /// A program that only clones with `bpf_clone_redirect`.
     BareClone,
     /// tc: a u32 filter that matches everything, with the action mirred.
     Mirred,
-    /// The same, and tcpdump reads the mirror interface.
+    /// The same, with tcpdump as reader of the mirror interface.
     MirredRead,
-    /// The same as `Mirred`, with a filter that takes about one packet of 128.
+    /// The same as `Mirred`, with a filter that matches about one packet of 128.
     MirredFew,
     /// tcpdump in the pod, to /dev/null.
     Tcpdump,
     /// The same, cut to 96 bytes.
     Tcpdump96,
-    /// tcpdump in the pod, to files that it writes again and again.
+    /// tcpdump in the pod, to files that it overwrites in turn.
     TcpdumpFile,
-    /// tcpdump on the node's end of the veth, to /dev/null.
+    /// tcpdump on the node side of the veth, to /dev/null.
     TcpdumpVeth,
-    /// The same, to files that it writes again and again.
+    /// The same, to files that it overwrites in turn.
     TcpdumpVethFile,
 }
 
 impl Contestant {
-    /// All, in the order of the report.
+    /// All contestants, in the order of the report.
     pub const ALL: [Self; 21] = [
         Self::Off,
         Self::OffAgain,
@@ -75,15 +75,15 @@ impl Contestant {
         Self::TcpdumpVeth,
         Self::TcpdumpVethFile,
     ];
-    /// Those that tell most of podmirror.
+    /// The most informative contestants.
     pub const FEW: [Self; 6] =
         [Self::Off, Self::OffAgain, Self::Tcx, Self::Stream96, Self::BareClone, Self::Mirred];
 
-    /// Those that can copy the packets of a pod whose NIC has no end on the node.
+    /// Contestants that can copy the packets of a pod whose NIC has no peer on the node.
     pub const INSIDE: [Self; 6] =
         [Self::Off, Self::OffAgain, Self::Tcx, Self::Stream96, Self::Tcpdump, Self::Tcpdump96];
 
-    /// The fewest.
+    /// The minimal set.
     pub const THREE: [Self; 3] = [Self::Off, Self::Tcx, Self::Mirred];
 
     /// Its name in the report.
@@ -113,7 +113,7 @@ impl Contestant {
         }
     }
 
-    /// Whether it attaches by TCX, which came with Linux 6.6.
+    /// Whether the contestant attaches by TCX, which came with Linux 6.6.
     pub const fn needs_tcx(self) -> bool {
         matches!(
             self,

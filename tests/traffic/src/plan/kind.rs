@@ -10,17 +10,17 @@ use crate::figures::Average;
 pub enum Kind {
     /// Half a round trip of messages over TCP.
     TcpLatency,
-    /// Bytes a second over TCP, by iperf3.
+    /// Bytes per second over TCP, by iperf3.
     TcpBandwidth,
     /// Half a round trip of datagrams.
     UdpLatency,
-    /// Datagrams as fast as the client sends them, by iperf3: what arrives, and what is lost.
+    /// Datagrams as fast as the client sends them, by iperf3: arrived and lost ones.
     UdpBandwidth,
-    /// TCP latency as sockperf measures it.
+    /// TCP latency, measured by sockperf.
     TcpSockperf,
-    /// UDP latency as sockperf measures it.
+    /// UDP latency, measured by sockperf.
     UdpSockperf,
-    /// Requests a second of HTTP by wrk, to a server that answers with 1 KiB.
+    /// HTTP requests per second by wrk, to a server that answers with 1 KiB.
     Http,
     /// Values that redis-benchmark reads from a Redis server.
     RedisGet,
@@ -31,7 +31,7 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// All, in the order of the report.
+    /// All kinds, in the order of the report.
     pub const ALL: [Self; 10] = [
         Self::TcpLatency,
         Self::TcpBandwidth,
@@ -45,7 +45,7 @@ impl Kind {
         Self::Ping,
     ];
 
-    /// Its name in the command line, in the files and in the published ratios.
+    /// The name in the command line, in the files and in the published ratios.
     pub const fn name(self) -> &'static str {
         match self {
             Self::TcpLatency => "tcp-latency",
@@ -61,7 +61,7 @@ impl Kind {
         }
     }
 
-    /// Its name in the report.
+    /// The name in the report.
     pub const fn title(self) -> &'static str {
         match self {
             Self::TcpLatency => "TCP latency",
@@ -87,7 +87,7 @@ impl Kind {
         }
     }
 
-    /// Further metrics of its own, each with a table.
+    /// Further metrics of this kind, each with a table.
     pub const fn further(self) -> &'static [Metric] {
         match self {
             Self::UdpBandwidth => &[Metric::SentPerSecond, Metric::LossPercent],
@@ -99,7 +99,7 @@ impl Kind {
         }
     }
 
-    /// The CPU times that are shown, each with a table. sockperf sends in one of its three seconds only.
+    /// The reported CPU times, each with a table. sockperf sends only in one of its three seconds.
     pub const fn cpu(self) -> &'static [Metric] {
         match self {
             Self::TcpSockperf | Self::UdpSockperf => &[],
@@ -114,34 +114,34 @@ impl Kind {
 pub enum Metric {
     /// Half a round trip: the median of a sample, in µs.
     LatencyUs,
-    /// The same, of which 99 % are faster.
+    /// The 99th percentile of the same.
     LatencyP99Us,
-    /// Bits of payload that arrived, a second.
+    /// Bits of payload that arrived, per second.
     BitsPerSecond,
-    /// Messages that the client sent, a second.
+    /// Messages that the client sent, per second.
     SentPerSecond,
-    /// Lost datagrams of 100 that were sent.
+    /// Lost datagrams, in percent of the sent ones.
     LossPercent,
-    /// Requests that were answered, a second.
+    /// Answered requests per second.
     RequestsPerSecond,
     /// From a request to its answer: the median of a sample, in µs.
     ResponseUs,
-    /// The same, of which 99 % are faster.
+    /// The 99th percentile of the same.
     ResponseP99Us,
     /// A whole round trip: the mean of a sample, in µs.
     RoundTripUs,
-    /// Time in which the machine's CPUs were busy, for each message or round trip, in ns.
+    /// Busy time of the machine's CPUs per message or round trip, in ns.
     CpuNsPerMessage,
-    /// Time in which the machine's CPUs ran programs, for each packet at the mirrored pod's NIC, in ns.
+    /// User time of the machine's CPUs per packet at the mirrored pod's NIC, in ns.
     CpuUserNsPerPacket,
-    /// The same of the kernel, with its interrupts.
+    /// Kernel time of the same, with interrupts.
     CpuKernelNsPerPacket,
-    /// Packets that the contestant's reader did not get, of those that it should have got, in percent.
+    /// Share of its packets that the contestant's reader did not get, in percent.
     ReaderLossPercent,
 }
 
 impl Metric {
-    /// Its name and unit in the report.
+    /// The name and unit in the report.
     pub const fn title(self) -> &'static str {
         match self {
             Self::LatencyUs => "latency, µs",
@@ -160,7 +160,7 @@ impl Metric {
         }
     }
 
-    /// What a value is divided by for the report.
+    /// The divisor of a value for the report.
     pub const fn unit(self) -> f64 {
         match self {
             Self::BitsPerSecond => 1e6,
@@ -169,7 +169,7 @@ impl Metric {
         }
     }
 
-    /// What stands for the rounds. The CPU times have ticks of 10 ms, and of most samples no packet is lost.
+    /// How the rounds are averaged. CPU times are counted in ticks of 10 ms, and most samples lose no packet.
     pub const fn average(self) -> Average {
         match self {
             Self::LossPercent
@@ -181,7 +181,7 @@ impl Metric {
         }
     }
 
-    /// Whether a contestant is compared by a ratio. A share is shown as it is: 0 % has no ratio.
+    /// Whether a contestant is compared by a ratio. A share is shown unchanged: 0 % has no ratio.
     pub const fn has_ratio(self) -> bool {
         !matches!(self, Self::LossPercent | Self::ReaderLossPercent)
     }

@@ -1,6 +1,6 @@
-//! What podmirror is to reach, beside what a run has shown. A part of the report.
+//! podmirror's performance goals, compared with the results of a run. A part of the report.
 //!
-//! Only what this benchmark measures. `bench packet` has the cost of one packet.
+//! It has only goals that this benchmark measures. `bench packet` measures the cost of one packet.
 
 use std::fmt::Write as _;
 
@@ -11,7 +11,7 @@ use crate::{
     results::Results,
 };
 
-/// A figure that is to be reached, on one node.
+/// A goal for a figure, on one node.
 struct Goal {
     kind: Kind,
     parameter: u32,
@@ -19,26 +19,26 @@ struct Goal {
     wanted: Wanted,
 }
 
-/// What a figure is to be, compared with `off`.
+/// The goal for a figure, compared with `off`.
 enum Wanted {
-    /// This part of it, or more.
+    /// At least this share of it.
     AtLeast(f64),
-    /// At most so many µs longer.
+    /// At most this many µs longer.
     AddsUs(f64),
-    /// The same.
+    /// Unchanged.
     Same,
-    /// What a datagram takes longer is at most this part of what it takes longer with another contestant.
+    /// The time that it adds to a datagram is at most this multiple of the time that another contestant adds.
     AddsPartOf(Contestant, f64),
 }
 
-/// Bulk TCP, and datagrams, in bytes.
+/// Sizes of bulk TCP messages and of datagrams, in bytes.
 const TCP: [u32; 2] = [4096, 128 * 1024];
 const UDP: [(u32, f64); 3] = [(64, 0.92), (1024, 0.92), (4096, 0.90)];
-/// The longest that a message of 64 bytes is to take more, in µs.
+/// The most that may be added to the latency of a message of 64 bytes, in µs.
 const ADDED_US: f64 = 0.3;
-/// Two figures whose ratio is certainly this close to 1 are the same.
+/// Two figures are the same if the whole interval of their ratio is this close to 1.
 const SAME: f64 = 0.05;
-/// Of the time that another contestant adds to a datagram.
+/// A contestant, another one, and the largest ratio of the times that they add to a datagram.
 const PARTS: [(Contestant, Contestant, f64); 3] = [
     (Contestant::Tcx, Contestant::Mirred, 1.10),
     (Contestant::TcxFew, Contestant::Mirred, 0.35),
@@ -59,7 +59,7 @@ fn goals() -> Vec<Goal> {
     tcp.into_iter().chain(udp).chain(latency).chain(others).chain(parts).collect()
 }
 
-/// The table; empty if the run has measured none of them.
+/// The table; empty if the run has measured none of the goals.
 pub(super) fn section(results: &Results) -> String {
     let mut rows = String::new();
     for Goal { kind, parameter, contestant, wanted } in goals() {
@@ -93,8 +93,8 @@ pub(super) fn section(results: &Results) -> String {
     }
 }
 
-/// What a contestant adds to the time of a datagram, as a ratio to what another one adds. A round has too much noise for
-/// the ratio of two differences, so their sums are compared.
+/// The time that a contestant adds to a datagram, as a ratio to the time that another one adds. A round has too much
+/// noise for the ratio of two differences, so their sums are compared.
 fn added(results: &Results, scenario: Scenario, contestant: Contestant, other: Contestant) -> Option<Ratio> {
     let rates = |of| results.values(scenario, of, Metric::SentPerSecond);
     let (on, others, off) = (rates(contestant), rates(other), rates(Contestant::Off));
@@ -126,14 +126,14 @@ impl Wanted {
         }
     }
 
-    /// Whether a ratio reaches it. `off` is the figure without a mirror.
+    /// Whether a ratio meets the goal. `off` is the figure without a mirror.
     fn judge(&self, ratio: &Ratio, off: f64) -> &'static str {
         let Ratio { low, high, rounds, .. } = ratio;
-        // Whether both ends of the interval reach it.
+        // Whether each end of the interval meets the goal.
         let ends = match self {
             Self::AtLeast(part) => [low >= part, high >= part],
             Self::AddsUs(us) => [low, high].map(|end| (end - 1.0) * off <= *us),
-            // Missed only if the interval leaves 1 out.
+            // Missed only if the interval excludes 1.
             Self::Same => [(1.0 - low).max(high - 1.0) <= SAME, *low <= 1.0 && *high >= 1.0],
             Self::AddsPartOf(_, part) => [low, high].map(|end| end <= part),
         };
@@ -159,7 +159,7 @@ mod tests {
             [(0.91, 1.0), (0.85, 0.95), (0.7, 0.8)].map(|(low, high)| part.judge(&ratio(low, high), 1.0)),
             ["yes", "open", "no"]
         );
-        // Of 30 µs: 1 % more is 0.3 µs.
+        // 1 % of 30 µs is 0.3 µs.
         let adds = Wanted::AddsUs(0.3);
         assert_eq!(
             [(0.9, 1.009), (0.99, 1.02), (1.02, 1.1)].map(|(low, high)| adds.judge(&ratio(low, high), 30.0)),
@@ -192,7 +192,7 @@ mod tests {
                 "| UDP latency, 64 B | podmirror, TCX | at most 0.3 µs more | **0.50** (0.50 … 0.50) | yes |",
             ]
         );
-        // A datagram takes 1 s with off, 1.5 s with one, and 2 s with the other.
+        // A datagram takes 1 s with off, 1.5 s with one contestant, and 2 s with the other.
         let slower = |_, contestant| match contestant {
             Contestant::Tcx => 1.0 / 1.5,
             Contestant::Tcpdump => 0.5,

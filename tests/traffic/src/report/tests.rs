@@ -9,7 +9,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::results::{FORMAT, Machine, Sample};
 
-/// A run of so many rounds of two kinds and two sizes, in which a value is the round times `factor`.
+/// A run of `rounds` rounds with two kinds and two sizes, in which a value is the round times `factor`.
 pub(crate) fn some_results(rounds: usize, factor: fn(usize, Contestant) -> f64) -> Results {
     let contestants = vec![Contestant::Off, Contestant::OffAgain, Contestant::Tcx, Contestant::Tcpdump];
     let mut samples = Vec::new();
@@ -88,7 +88,7 @@ fn the_tables_have_medians_ratios_and_what_was_published() {
     // A share has no ratio.
     let losses = at("| datagrams lost, % | 64 B | 4096 B |");
     assert_eq!(lines[losses + 4], "| podmirror, TCX | 2.00 | 2.00 |");
-    // Only those who have a reader that counts are in the table of readers.
+    // The table of readers has only contestants whose reader counts.
     let readers = at("| packets that the reader lost, % | 64 B | 4096 B |");
     assert_eq!(lines[readers + 2], "| tcpdump in the pod | 12.5 | 12.5 |");
     assert!(text.contains("| load (1 minute) before, at the end | 0.50, 1.25 |"), "{text}");
@@ -131,7 +131,7 @@ fn a_metric_without_samples_has_no_table() {
 
 #[test]
 fn the_run_of_an_earlier_version_is_read() {
-    // One scenario of that run: the intervals of all tables take half a minute.
+    // Only one scenario of that run: the intervals of all tables take half a minute.
     let results: Results = serde_json::from_str(include_str!("earlier.json")).unwrap();
     let text = markdown(&results);
     assert!(text.contains("## Pod to a ClusterIP: HTTP requests\n"), "{text}");
@@ -150,7 +150,7 @@ fn the_file_of_results_is_read_back() {
 }
 
 proptest! {
-    // Each case draws many intervals.
+    // Each case resamples many intervals.
     #![proptest_config(ProptestConfig::with_cases(32))]
 
     #[test]

@@ -1,6 +1,6 @@
-//! Puts Cilium's programs into the cache: the agent, the operator, the CNI plugin and the command `cilium-dbg`, which Go
-//! builds from source; the eBPF programs' sources; and of Debian's packages clang, which compiles these when the agent
-//! runs, and the commands that the agent calls.
+//! Puts Cilium's programs into the cache. Go builds the agent, the operator, the CNI plugin and the command
+//! `cilium-dbg` from source. The sources of the eBPF programs are added, and from Debian's packages the commands that
+//! the agent calls, and clang, with which the agent compiles these sources at run time.
 
 use std::{
     fs,
@@ -16,15 +16,14 @@ use mirror_test_tools::{
 
 use super::super::binaries::{go_build, once, version_in};
 
-/// The Go module whose `tool` lines are the programs; it pins every version.
+/// The Go module whose `tool` lines list the programs; it pins every version.
 const GO_MOD: &str = include_str!("../../../go/cilium/go.mod");
 const GO_SUM: &str = include_str!("../../../go/cilium/go.sum");
-/// The module that stands in for one that Cilium names.
+/// Source of a module that replaces one of Cilium's dependencies.
 const CONTROLLERS: &str = include_str!("../../../go/cilium/mcs-api-controllers/controllers.go");
 const CONTROLLERS_MOD: &str = include_str!("../../../go/cilium/mcs-api-controllers/go.mod");
-/// Cilium's module.
 const MODULE: &str = "github.com/cilium/cilium";
-/// Go names a program after the last part of its path.
+/// Go names a program after the last part of its import path.
 const NAMES: [(&str, &str); 2] = [("daemon", "cilium-agent"), ("operator", "cilium-operator")];
 /// The Debian suite of these packages. Its programs also run on newer systems.
 const SUITE: &str = "bookworm";
@@ -62,14 +61,14 @@ pub(in super::super) struct Programs {
 }
 
 impl Programs {
-    /// Returns the directories of the programs, and installs nothing.
+    /// Returns the directories of the programs without installing anything.
     pub(in super::super) fn locate() -> Result<Self> {
         let cache = programs::cache_dir()?.join("cluster");
         let built = cache.join(format!("cilium-{}", version_in(GO_MOD, MODULE)?));
         Ok(Self { built, debian: cache.join(format!("cilium-{SUITE}")) })
     }
 
-    /// Installs the programs that are missing.
+    /// Installs missing programs.
     pub(in super::super) fn bring() -> Result<Self> {
         let programs = Self::locate()?;
         programs.build()?;
@@ -81,7 +80,7 @@ impl Programs {
         Ok(programs)
     }
 
-    /// An error if the programs are missing and cannot be installed on this machine.
+    /// Returns an error if programs are missing and cannot be installed on this machine.
     pub(in super::super) fn can_be_brought(&self) -> Result<()> {
         if self.built("cilium-agent").exists() { Ok(()) } else { go().map(drop) }
     }
@@ -91,12 +90,12 @@ impl Programs {
         self.built.join("bin").join(name)
     }
 
-    /// The directory with the directory `bpf` of the eBPF programs' sources.
+    /// The directory that contains `bpf`, the sources of the eBPF programs.
     pub(super) fn library(&self) -> &Path {
         &self.built
     }
 
-    /// The root of what Debian's packages have brought.
+    /// Root of the unpacked Debian packages.
     pub(super) fn debian(&self) -> PathBuf {
         self.debian.join("root")
     }
@@ -129,7 +128,7 @@ impl Programs {
             for (program, name) in NAMES {
                 fs::rename(self.built(program), self.built(name))?;
             }
-            // Go's cache of modules may be emptied at any time.
+            // Go's module cache can be emptied at any time.
             let mut list = command(go);
             list.current_dir(&module).env("GOWORK", "off").env("GOFLAGS", "");
             let source = list.args(["list", "-mod=readonly", "-m", "-f", "{{.Dir}}", MODULE]).read()?;

@@ -1,5 +1,5 @@
-//! Removes what Cilium leaves on a machine when it has ended. `cilium-dbg` removes its programs, maps and devices; the rest
-//! is here.
+//! Removes what Cilium leaves on a machine after it has ended. `cilium-dbg` removes its programs, maps and devices;
+//! this module removes the rest.
 
 use std::{
     fs,
@@ -16,14 +16,14 @@ use super::{super::state, Programs};
 
 /// Cilium's own directory: its sockets and its state.
 const DIR: &str = "/run/cilium";
-/// The tables in which Cilium has rules, by iptables.
+/// The iptables tables in which Cilium adds rules.
 const TABLES: [&str; 4] = ["raw", "mangle", "nat", "filter"];
-/// Directories of the BPF file system that Cilium leaves empty, the inner one first.
+/// Directories of the BPF file system that Cilium leaves empty, innermost first.
 const BPFFS: [&str; 2] = ["/sys/fs/bpf/tc/globals", "/sys/fs/bpf/tc"];
-/// The file with the tables of nft that there were before Cilium.
+/// The file that lists the nft tables from before Cilium.
 const BEFORE: &str = "cilium/tables-before";
 
-/// Notes what there is before Cilium runs for the first time. An error if another Cilium runs here.
+/// Records the state before Cilium runs for the first time. Fails if another Cilium runs here.
 pub(super) fn note() -> Result<()> {
     let file = state::path(BEFORE);
     if file.exists() {
@@ -36,7 +36,7 @@ pub(super) fn note() -> Result<()> {
     fs::write(file, tables).context(BEFORE)
 }
 
-/// Removes everything, if Cilium has run. Goes on after an error, and returns the first error.
+/// Removes everything, if Cilium has run. Continues after an error, and returns the first error.
 pub(super) fn remove(programs: &Programs) -> Result<()> {
     if !state::path(BEFORE).exists() {
         return Ok(());
@@ -45,7 +45,7 @@ pub(super) fn remove(programs: &Programs) -> Result<()> {
     outcomes.extend(TABLES.map(remove_rules));
     outcomes.push(remove_tables());
     for dir in BPFFS {
-        // Not recursive. What is not empty belongs to somebody.
+        // Not recursive: a directory that is not empty is in use by other software.
         let _ = fs::remove_dir(dir);
     }
     outcomes.into_iter().collect()
@@ -60,7 +60,7 @@ fn clean_up(programs: &Programs) -> Result<()> {
     Ok(())
 }
 
-/// A command that the agent calls too.
+/// A command that the agent calls, too.
 fn tool(name: &str) -> Command {
     command(state::path("cilium/bin").join(name))
 }
@@ -80,8 +80,8 @@ fn remove_rules(table: &str) -> Result<()> {
     Ok(())
 }
 
-/// The input of iptables-restore that removes Cilium's chains, and the rules that lead to them, from a table as
-/// iptables-save has written it.
+/// Returns the input of iptables-restore that removes Cilium's chains, and the rules that jump to them, from a table in
+/// the format of iptables-save.
 fn removal(table: &str, saved: &str) -> Option<String> {
     let chain = |line: &'_ str| Some(line.strip_prefix(':')?.split(' ').next()?.to_owned());
     let chains: Vec<_> = saved.lines().filter_map(chain).filter(|name| name.contains("CILIUM_")).collect();
@@ -98,7 +98,7 @@ fn removal(table: &str, saved: &str) -> Option<String> {
     Some(format!("*{table}\n{lines}COMMIT\n"))
 }
 
-/// iptables makes a table when it is first asked for one. The empty ones that were not there before go.
+/// iptables creates a table when it first lists it. Empty tables that did not exist before Cilium are removed.
 fn remove_tables() -> Result<()> {
     let before = fs::read_to_string(state::path(BEFORE)).context(BEFORE)?;
     let now = nft().args(["list", "tables"]).read()?;

@@ -1,7 +1,7 @@
-//! A small HTTP server, for wrk.
+//! A small HTTP server for wrk.
 //!
-//! It answers each request with the same kilobyte and keeps connections open, with a thread for each: there is nothing
-//! in it that a mirror could change.
+//! It answers each request with the same kilobyte and keeps connections open, with one thread per connection, so that
+//! nothing in it depends on a mirror.
 
 use std::{
     io::{BufRead as _, BufReader, Write as _},
@@ -11,12 +11,12 @@ use std::{
 
 use mirror_tests::Netns;
 
-/// Where it listens.
+/// The server's port.
 pub(crate) const PORT: u16 = 8080;
 /// Bytes of an answer's body.
 const BODY: usize = 1024;
 
-/// Serves in a network namespace to the end of the process, on the CPU of the caller.
+/// Serves in a network namespace until the process ends, on the caller's CPU.
 pub(crate) fn serve(netns: &Netns) {
     let listener = netns.enter(|| TcpListener::bind(("0.0.0.0", PORT))).unwrap();
     thread::spawn(move || {

@@ -1,6 +1,6 @@
-//! Takes one sample: the messages of a scenario with a contestant.
+//! Takes one sample: sends the messages of a scenario with a contestant.
 //!
-//! Each sample of a scenario has the same number of messages, so that all contestants have the same to do. Latency is
+//! Each sample of a scenario has the same number of messages, so that all contestants do the same work. Latency is
 //! measured here, with blocking sockets: sockperf and qperf need seconds for a sample. iperf3 measures bandwidth.
 
 use std::{
@@ -26,25 +26,25 @@ use crate::{
     stage::{IPERF3_PORT, REDIS_PORT, SOCKPERF_PORT, Stage},
 };
 
-/// Where this program's own servers listen, which send each message back.
+/// Port of this program's own echo servers.
 pub(crate) const LATENCY_PORT: u16 = 7000;
 /// Connections of redis-benchmark.
 const REDIS_CLIENTS: &str = "10";
-/// The congestion control of connections: what nodes usually have. BBR, which some machines have instead, sets a pace by
-/// what it has measured, and would measure itself here. sockperf takes that of the machine.
+/// Congestion control of the connections: the usual default of nodes. BBR, the default of some machines, paces by its
+/// own measurements, and would measure itself here. sockperf uses the machine's.
 pub(crate) const CONGESTION_CONTROL: &str = "cubic";
-/// Messages of the first try, of which the rate is taken.
+/// Messages of the first try, which determines the rate.
 const FIRST: u64 = 500;
-/// The least and the most messages of a sample.
+/// The minimum and maximum number of messages of a sample.
 const MESSAGES: (u64, u64) = (200, 5_000_000);
-/// The longest that a client may run. Its work is bounded too.
+/// Time limit of a client. Its work is bounded too.
 const CLIENT_SECONDS: &str = "20";
-/// A tick of `/proc/stat`.
+/// ns of a tick of `/proc/stat`.
 const TICK_NS: f64 = 1e7;
-/// The part of the round trips that warms up and is not counted.
+/// One in this many round trips warms up and is not counted.
 const WARM_UP: u64 = 10;
 
-/// Who runs where.
+/// The assignment of CPUs.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Cpus {
     client: usize,
@@ -54,7 +54,7 @@ pub(crate) struct Cpus {
 }
 
 impl Cpus {
-    /// An error if the client and the server cannot be apart.
+    /// Fails if client and server cannot have different CPUs.
     pub(crate) fn of_this_machine() -> Result<Self> {
         match OneCpu::usable()[..] {
             [client, server, reader, ..] => Ok(Self { client, server, reader }),
@@ -63,7 +63,7 @@ impl Cpus {
         }
     }
 
-    /// For the report.
+    /// A remark for the report.
     pub(crate) fn remark(self) -> String {
         let Self { client, server, reader } = self;
         let shared = if reader == server {
@@ -84,24 +84,23 @@ struct Sent {
     figures: Figures,
 }
 
-/// Whether the number of messages follows from the time of its tool, or of a pause.
+/// Whether the tool's duration, or a pause, determines the number of messages.
 const fn takes_its_time(kind: Kind) -> bool {
     matches!(kind, Kind::TcpSockperf | Kind::UdpSockperf | Kind::Http | Kind::Ping)
 }
 
-/// The load of a run.
 pub(crate) struct Load {
     cpus: Cpus,
     messages: BTreeMap<Scenario, u64>,
 }
 
 impl Load {
-    /// Finds how many messages take so long without a mirror. It also warms up.
+    /// Finds how many messages take this long without a mirror. This also warms up.
     pub(crate) fn calibrated(cpus: Cpus, off: &Stage, scenarios: &[Scenario], time: Duration) -> Self {
         let mut load = Self { cpus, messages: BTreeMap::new() };
         for scenario in scenarios.iter().filter(|scenario| !takes_its_time(scenario.kind)) {
             let mut messages = FIRST;
-            // The first try is short, so its rate is not that of a whole sample.
+            // The first try is short, so its rate differs from that of a whole sample.
             for _ in 0..3 {
                 load.messages.insert(*scenario, messages);
                 let more = time.as_secs_f64() / load.send(off, *scenario).seconds.max(1e-6);
@@ -115,7 +114,7 @@ impl Load {
         load
     }
 
-    /// One sample: the number of messages, and the figures.
+    /// Takes one sample: returns the number of messages, and the figures.
     pub(crate) fn sample(&self, stage: &Stage, scenario: Scenario) -> (u64, Figures) {
         let reader = stage.start_reader(self.cpus, scenario.way);
         let (packets_before, before) = (stage.packets(scenario.way), busy_ticks());
@@ -135,7 +134,6 @@ impl Load {
         (messages, figures)
     }
 
-    /// Sends the messages.
     fn send(&self, stage: &Stage, scenario: Scenario) -> Sent {
         match scenario.kind {
             Kind::TcpLatency => self.round_trips(stage, scenario, tcp),
@@ -191,7 +189,7 @@ impl Load {
         Sent { seconds, messages: self.messages[&scenario], figures }
     }
 
-    /// It takes its own time, in whole seconds.
+    /// The tool runs for whole seconds.
     fn sockperf(&self, stage: &Stage, scenario: Scenario, more: &[&str]) -> Sent {
         let bytes = scenario.parameter.to_string();
         let (address, port) = address(stage, scenario, SOCKPERF_PORT);
@@ -201,7 +199,7 @@ impl Load {
         Sent { seconds: 1.0, messages, figures }
     }
 
-    /// It takes its own time, in whole seconds.
+    /// The tool runs for whole seconds.
     fn wrk(&self, stage: &Stage, scenario: Scenario) -> Sent {
         let connections = scenario.parameter.to_string();
         let url = format!("http://{}/", stage.network.address(scenario.way, http::PORT));
@@ -232,7 +230,7 @@ impl Load {
         Sent { seconds: 0.0, messages, figures }
     }
 
-    /// Runs a client to its end, and returns its output. iperf3's server may still be at the end of the last sample.
+    /// Runs a client to its end, and returns its output. iperf3's server may still be finishing the previous sample.
     fn client(&self, stage: &Stage, scenario: Scenario, program: &str, words: &[&str]) -> String {
         let _on = OneCpu::numbered(self.cpus.client);
         eventually(SOON, || {
@@ -240,7 +238,7 @@ impl Load {
             let output = command.args([CLIENT_SECONDS, program]).args(words).output().unwrap();
             let [said, complaint] =
                 [output.stdout, output.stderr].map(|text| String::from_utf8_lossy(&text).into_owned());
-            // With JSON, iperf3 ends well even so.
+            // With JSON, iperf3 exits with 0 even in this case.
             match output.status.success() {
                 _ if said.contains("the server is busy") => Err(said),
                 true => Ok(said),
@@ -256,7 +254,7 @@ fn address(stage: &Stage, scenario: Scenario, port: u16) -> (String, String) {
     (to.ip().to_string(), to.port().to_string())
 }
 
-/// An end of a connection: sends the message and receives as much, or the other way round.
+/// One end of a connection: sends the message and receives as much, or the reverse.
 type End = Box<dyn FnMut(&mut [u8], bool) -> io::Result<()> + Send>;
 
 struct Ends {

@@ -1,4 +1,4 @@
-//! What the run runs on.
+//! A description of the machine that runs the benchmark.
 
 use std::{collections::BTreeMap, env, fs, process::Command};
 
@@ -7,7 +7,6 @@ use mirror_test_traffic::results::Machine;
 
 use crate::load::CONGESTION_CONTROL;
 
-/// Reads it.
 pub(crate) fn read() -> Result<Machine> {
     let cpuinfo = fs::read_to_string("/proc/cpuinfo")?;
     let model = cpuinfo.lines().find_map(|line| line.strip_prefix("model name")?.split_once(": "));
@@ -27,7 +26,7 @@ pub(crate) fn read() -> Result<Machine> {
         let output = command.arg("--version").output().with_context(|| name.to_owned())?;
         let text = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
         let version = match text.trim().strip_prefix("mirror-agent ") {
-            // With the commit.
+            // The version includes the commit.
             Some(version) => Some(version),
             None => text
                 .split([' ', ',', '\n'])
@@ -47,7 +46,7 @@ pub(crate) fn read() -> Result<Machine> {
     })
 }
 
-/// The load of the last minute.
+/// The load average of the last minute.
 pub(crate) fn load() -> Result<f64> {
     let load = fs::read_to_string("/proc/loadavg")?;
     load.split(' ').next().and_then(|first| first.parse().ok()).context("/proc/loadavg begins with a number")

@@ -4,12 +4,12 @@
 //! ```text
 //! main ─► stage (a node with its servers and contestant) ─► network (its pods, and the other node)
 //!      ─► load (one sample)
-//!      ─► machine (what it runs on)
+//!      ─► machine (its description)
 //!      ─► mirror_test_traffic: the order, the figures, the report (pure)
 //! ```
 //!
-//! Every contestant has a node of its own with the same pods, so that taking turns changes nothing. All traffic stays in
-//! network namespaces of this run. It judges no figure.
+//! Every contestant has its own node with the same pods, so nothing is reconfigured between turns. All traffic stays in
+//! network namespaces of this run. No figure is a pass or fail.
 #![expect(clippy::unwrap_used, clippy::panic, reason = "a bench that cannot go on has failed")]
 #![expect(clippy::print_stdout, reason = "its output")]
 
@@ -73,7 +73,7 @@ struct Args {
     again: Option<PathBuf>,
 }
 
-/// What a quick run does.
+/// Rounds of a quick run.
 const QUICK_ROUNDS: usize = 2;
 const QUICK_SAMPLE_MS: u64 = 30;
 
@@ -105,7 +105,7 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-/// Writes the report of a run that has been.
+/// Writes the report of an earlier run.
 fn again(path: &Path, out: &Path) -> Result<()> {
     let of = || path.display().to_string();
     let results: Results =
@@ -114,7 +114,7 @@ fn again(path: &Path, out: &Path) -> Result<()> {
     write_report(out, &results)
 }
 
-/// Each way once, and each kind once whose samples can be short.
+/// Selects each way once, and once each kind whose samples can be short.
 fn is_quick(scenario: &Scenario) -> bool {
     if scenario.kind == Kind::Ping {
         return scenario.parameter == 0;
@@ -125,7 +125,7 @@ fn is_quick(scenario: &Scenario) -> bool {
         && (scenario.way == Way::SameNode || scenario.kind == Kind::TcpLatency)
 }
 
-/// The whole run. The files are written after every round, so that they are there if a later round fails.
+/// The whole run. The files are written after every round, so that they exist if a later round fails.
 fn run(args: &Args, scenarios: &[Scenario]) -> Result<Results> {
     let begun = Instant::now();
     let seed = args
@@ -189,7 +189,7 @@ fn run(args: &Args, scenarios: &[Scenario]) -> Result<Results> {
     Ok(results)
 }
 
-/// One sample of a contestant on each way, which nobody keeps.
+/// Takes one sample of a contestant on each way, and discards it.
 fn warm_up(load: &Load, stage: &Stage, scenarios: &[Scenario]) {
     for way in Way::ALL {
         let takes_part = |scenario: &&Scenario| {
@@ -201,7 +201,7 @@ fn warm_up(load: &Load, stage: &Stage, scenarios: &[Scenario]) {
     }
 }
 
-/// Makes the nodes, all at a time, because most of the time the kernel is waited for.
+/// Creates the nodes concurrently, because most of the time is spent waiting for the kernel.
 fn set_up(present: &[Contestant], scenarios: &[Scenario], cpus: Cpus) -> Vec<Stage> {
     thread::scope(|scope| {
         let threads: Vec<_> =
@@ -213,7 +213,7 @@ fn set_up(present: &[Contestant], scenarios: &[Scenario], cpus: Cpus) -> Vec<Sta
     })
 }
 
-/// What a reader should know of every run.
+/// Remarks that apply to every run.
 fn remarks(cpus: Cpus, missing: &[Contestant]) -> Vec<String> {
     let mut remarks = vec![cpus.remark()];
     let names: Vec<_> = missing.iter().map(|contestant| contestant.title()).collect();

@@ -7,9 +7,8 @@
 //!  other ─┘        vx0 ──── VXLAN over up0 ── vx0    └─── overlay
 //! ```
 //!
-//! `pod` is the mirrored one. With a scenario that needs it, `pod` and `peer` have a second NIC, a macvlan over `mv0`. Both
-//! nodes translate addresses with nftables, as kube-proxy does, so that both track
-//! connections.
+//! `pod` is the mirrored one. If a scenario needs it, `pod` and `peer` have a second NIC, a macvlan over `mv0`. Both
+//! nodes translate addresses with nftables, as kube-proxy does, so that both track connections.
 
 use std::net::{Ipv4Addr, SocketAddr};
 
@@ -18,22 +17,22 @@ use mirror_tests::{Lab, Netns, PodNs};
 
 use crate::{http, load::LATENCY_PORT, stage::IPERF3_PORT};
 
-/// Addresses of the node that are on no cable and no pod's.
+/// An address of the node that is neither the cable's nor a pod's.
 const NODE: Ipv4Addr = Ipv4Addr::new(10, 9, 9, 9);
 const CLUSTER_IP: Ipv4Addr = Ipv4Addr::new(10, 96, 0, 10);
-/// The nodes on their cable, and on the VXLAN above it.
+/// Addresses of the nodes on their cable, and on the VXLAN over it.
 const CABLE: [Ipv4Addr; 2] = [Ipv4Addr::new(10, 9, 0, 1), Ipv4Addr::new(10, 9, 0, 2)];
 const VXLAN: [Ipv4Addr; 2] = [Ipv4Addr::new(10, 8, 0, 1), Ipv4Addr::new(10, 8, 0, 2)];
-/// The device below the macvlan NICs, and its other end.
+/// The lower device of the macvlan NICs, and its peer.
 const LOWER: [&str; 2] = ["mv0", "mv1"];
-/// A port of a pod, and the node port that leads there.
+/// A port of a pod, and the node port that leads to it.
 const NODE_PORTS: [(u16, u16); 3] = [(LATENCY_PORT, 30700), (IPERF3_PORT, 30201), (http::PORT, 30080)];
 
-/// The node of a contestant, and what it is connected to. The node goes after the pods on it.
+/// The node of a contestant, and what it is connected to. The node is dropped after the pods on it.
 pub(crate) struct Network {
     /// The mirrored pod.
     pub(crate) pod: PodNs,
-    /// The pod that it talks to on its own node.
+    /// The pod on the same node with which it communicates.
     peer: PodNs,
     /// A silent pod.
     pub(crate) other: PodNs,
@@ -41,18 +40,19 @@ pub(crate) struct Network {
     far: Option<Far>,
 }
 
-/// The other node, and the pods there. Both nodes number their pods from 1, so that others have the mirrored pod's address.
+/// The other node, and its pods. Both nodes number their pods from 1, so a pod there has the same address as the
+/// mirrored pod.
 struct Far {
-    /// Reached by the cable.
+    /// The pod that is reached by the cable.
     direct: PodNs,
-    /// Reached by the VXLAN.
+    /// The pod that is reached by the VXLAN.
     overlay: PodNs,
     _others: Vec<PodNs>,
     lab: Lab,
 }
 
 impl Network {
-    /// Makes it, with the other node if a scenario crosses to it.
+    /// Creates the network, with the other node if a scenario crosses to it.
     pub(crate) fn new(name: &str, scenarios: &[Scenario]) -> Self {
         let lab = Lab::new(name);
         let [mut pod, mut peer, other] = ["pod", "peer", "other"].map(|name| lab.routed_pod(name));
@@ -77,7 +77,6 @@ impl Network {
         Self { pod, peer, other, lab, far }
     }
 
-    /// The network namespace of the client.
     pub(crate) fn client(&self, way: Way) -> &Netns {
         match way {
             Way::NodePortLocal => self.lab.node(),
@@ -86,7 +85,6 @@ impl Network {
         }
     }
 
-    /// The network namespace of the server.
     pub(crate) fn server(&self, way: Way) -> &Netns {
         match way {
             Way::SameNode | Way::SameNodeMacvlan | Way::ClusterIp => self.peer.netns(),
@@ -130,7 +128,7 @@ fn node_port(node: Ipv4Addr, port: u16) -> SocketAddr {
     SocketAddr::new(node.into(), node_port)
 }
 
-/// Translates the node ports of a node for what the node itself sends.
+/// Translates the node ports of a node for the node's own packets.
 fn translate(node: &Netns, address: Ipv4Addr, pod: &PodNs) {
     let mut rules = "nft add table ip services ; \
                      add chain ip services output { type nat hook output priority -100 ; }"
@@ -147,14 +145,14 @@ fn translate(node: &Netns, address: Ipv4Addr, pod: &PodNs) {
 }
 
 impl Far {
-    /// A second node with its pods, a cable between the nodes with a VXLAN on it, and routes.
+    /// Creates a second node with its pods, a cable between the nodes with a VXLAN on it, and routes.
     fn new(lab: &Lab, pod: &PodNs, name: &str) -> Self {
         let far = Lab::new(&format!("{name}-far"));
         let others: Vec<_> = ["one", "two", "three"].map(|name| far.routed_pod(name)).into();
         let [direct, overlay] = ["direct", "overlay"].map(|name| far.routed_pod(name));
         lab.node().ip(&format!("link add up0 type veth peer name up0 netns {}", far.node().name()));
         for (node, own, to) in [(lab.node(), 0, 1), (far.node(), 1, 0)] {
-            // The cable has room for the header of VXLAN, so that packets of pods have the same size on both ways.
+            // The cable's MTU includes the header of VXLAN, so that packets of pods have the same size on both ways.
             node.ip("link set up0 mtu 1550 up");
             node.ip(&format!("address add {}/24 dev up0", CABLE[own]));
             node.ip(&format!(
@@ -168,7 +166,7 @@ impl Far {
         lab.node().ip(&format!("route replace {} via {}", overlay.v4(), VXLAN[1]));
         // This node has a pod with the same address.
         far.node().ip(&format!("route replace {} via {}", pod.v4(), CABLE[0]));
-        // What a pod of the VXLAN sends takes the VXLAN back.
+        // Packets from the VXLAN's pod return through the VXLAN.
         far.node().ip(&format!("rule add from {} table 1", overlay.v4()));
         far.node().ip(&format!("route add {} via {} table 1", pod.v4(), VXLAN[0]));
         let back = far.node().ip(&format!(

@@ -1,4 +1,4 @@
-//! A node for one contestant: its network, the servers, and what copies the packets.
+//! A node for one contestant: its network, the servers, and the software that copies the packets.
 
 use std::{
     collections::BTreeSet,
@@ -15,16 +15,16 @@ use nix::sys::signal::Signal;
 
 use crate::{http, load::Cpus, network::Network};
 
-/// The target that is a stream, and its ring: it holds all packets of a sample.
+/// The stream target, and the size of its ring, which holds all packets of a sample.
 const STREAM: &str = "live";
 const RING: &str = "64MiB";
 const CUT_TO: &str = "96";
-/// Where the servers listen.
+/// Ports of the servers.
 pub(crate) const IPERF3_PORT: u16 = 5201;
 pub(crate) const SOCKPERF_PORT: u16 = 11111;
 pub(crate) const REDIS_PORT: u16 = 6379;
-/// Starts a Redis server as the user nobody; the arguments follow. Debian's package redis-server would start a service of
-/// the machine. The server is also in redis-tools, where the name that it is called by makes it a server.
+/// Starts a Redis server as the user nobody; the arguments follow. Debian's package redis-server would start a service
+/// of the machine. redis-tools contains the same binary, which acts as a server if it is called by that name.
 const REDIS: [&str; 8] = [
     "setpriv",
     "--reuid=65534",
@@ -38,13 +38,13 @@ const REDIS: [&str; 8] = [
 
 /// tcpdump's options for two files of 64 MB, so that the disk does not fill up.
 const RING_OF_FILES: [&str; 4] = ["-C", "64", "-W", "2"];
-/// Of fewer packets, a filter that takes one of 128 need not take any.
+/// Among fewer packets than this, a filter that matches one of 128 may match none.
 const A_FEW_PACKETS: u64 = 10_000;
 
 /// Held by the stage whose agent starts.
 static TURN: Mutex<()> = Mutex::new(());
 
-/// A node for one contestant. The network is the last field, so that it goes after everything on it.
+/// A node for one contestant. The network is the last field, so that it is dropped after everything on it.
 pub(crate) struct Stage {
     contestant: Contestant,
     agent: Option<Agent>,
@@ -55,7 +55,7 @@ pub(crate) struct Stage {
 }
 
 impl Stage {
-    /// Makes it, with what the scenarios need.
+    /// Creates the node with everything that the scenarios need.
     pub(crate) fn new(contestant: Contestant, scenarios: &[Scenario], cpus: Cpus) -> Self {
         let mut scenarios = scenarios.to_vec();
         scenarios.retain(|scenario| scenario.contestants().contains(&contestant));
@@ -63,7 +63,7 @@ impl Stage {
         let mut stage =
             Self { contestant, agent: None, tail: None, program: None, servers: Vec::new(), network };
         {
-            // One agent after the other: the kernel takes some tenths of a second of this CPU to verify its programs.
+            // Agents start one after the other: verifying their programs takes some tenths of a second of this CPU.
             let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
             let _on = OneCpu::numbered(cpus.reader);
             stage.mirror();
@@ -73,7 +73,6 @@ impl Stage {
         stage
     }
 
-    /// Who copies here.
     pub(crate) fn contestant(&self) -> Contestant {
         self.contestant
     }
@@ -84,8 +83,8 @@ impl Stage {
         tools::packets(&dev, self.network.nic(way)).unwrap_or_else(|why| panic!("{why}"))
     }
 
-    /// Starts a program that reads, for one sample. Only then, because a packet socket anywhere on the machine makes the
-    /// kernel take the time of every packet.
+    /// Starts a program that reads, for one sample. Only then, because a packet socket anywhere on the machine makes
+    /// the kernel take a timestamp of every packet.
     pub(crate) fn start_reader(&self, cpus: Cpus, way: Way) -> Option<Reader> {
         let network = &self.network;
         let nic = network.nic(way);
@@ -111,7 +110,7 @@ impl Stage {
         Some(reader)
     }
 
-    /// Ends the reader of a sample, and returns the part of its packets that it has lost, in percent.
+    /// Ends the reader of a sample, and returns the share of packets that it has lost, in percent.
     pub(crate) fn stop_reader(reader: Reader) -> f64 {
         let said = reader.stop(Signal::SIGTERM);
         let (received, dropped) = tools::tcpdump(&said).unwrap_or_else(|why| panic!("{why}"));
@@ -119,11 +118,11 @@ impl Stage {
         100.0 * dropped as f64 / received as f64
     }
 
-    /// The copies so far, for the report; nothing where the readers count them, or where there are none. Panics if there
-    /// should be copies.
+    /// The copies so far, for the report; `None` if the readers count them, or if there are none. Panics if copies are
+    /// missing.
     pub(crate) fn copies(&self) -> Option<String> {
         let title = self.contestant.title();
-        // Its filter takes one packet of 128, so of a few perhaps none.
+        // The filter matches one packet of 128, so possibly none of a few.
         let may_be_none = matches!(self.contestant, Contestant::TcxFew | Contestant::MirredFew)
             && self.packets(Way::SameNode) < A_FEW_PACKETS;
         match self.contestant {
@@ -165,7 +164,7 @@ impl Stage {
         }
     }
 
-    /// Ends what must end well.
+    /// Ends everything that must end without an error.
     pub(crate) fn end(self) {
         if let Some(tail) = self.tail {
             tail.stop();
@@ -175,7 +174,7 @@ impl Stage {
         }
     }
 
-    /// Lets the contestant copy the packets of the mirrored pod.
+    /// Starts copying the packets of the mirrored pod.
     fn mirror(&mut self) {
         let Network { lab, pod, other: silent, .. } = &self.network;
         let mirrored = || PodSpec::of(pod).mirror("true");
@@ -185,17 +184,17 @@ impl Stage {
         let (spec, flags, mode): (PodSpec, &[&str], _) = match self.contestant {
             Contestant::Tcx | Contestant::TcxRead => (mirrored(), &[], AttachMode::Tcx),
             Contestant::TcxFreed => {
-                // VXLAN without a remote frees what is sent by it. Not each kernel has a dummy device.
+                // VXLAN without a remote frees the packets that it sends. Not every kernel has a dummy device.
                 lab.node().ip(&format!("link add {MIRROR} type vxlan id 1 dstport 4789 nolearning"));
                 lab.node().ip(&format!("link set {MIRROR} arp off up"));
                 (mirrored(), &[], AttachMode::Tcx)
             }
             Contestant::TcxUnread => (mirrored(), &["--when-read"], AttachMode::Tcx),
             Contestant::TcxFilter => {
-                // Port 1: nothing here uses it.
+                // Nothing here uses port 1.
                 (mirrored().annotated("podmirror.io/filter", "tcp port 1"), &[], AttachMode::Tcx)
             }
-            // The kernel numbers the packets of a connection.
+            // The IP identification counts the packets of a connection.
             Contestant::TcxFew => {
                 (mirrored().annotated("podmirror.io/filter", "ip[4:2] & 0x7f = 0"), &[], AttachMode::Tcx)
             }
@@ -205,7 +204,7 @@ impl Stage {
                 (streamed().annotated("podmirror.io/snaplen", CUT_TO), &stream, AttachMode::Tcx)
             }
             Contestant::Unselected => (other().mirror("true"), &[], AttachMode::Tcx),
-            // The agent makes the mirror interface, and mirrors nothing.
+            // The agent creates the mirror interface, and mirrors nothing.
             Contestant::BareClone | Contestant::Mirred | Contestant::MirredRead | Contestant::MirredFew => {
                 (PodSpec::of(pod), &[], AttachMode::Clsact)
             }
@@ -269,9 +268,9 @@ impl Stage {
                 address.ip(),
                 address.port()
             );
-            // No times to save at, and no file to begin with: that would be in the working directory.
+            // No snapshots, and no file to load, which would be in the working directory.
             self.serve(way, &[&REDIS[..], &words(&redis), &[""]].concat(), "Ready to accept connections");
-            // The value that is read: redis-benchmark uses one key.
+            // The value for `get`: redis-benchmark uses one key.
             self.network.server(way).run(&format!(
                 "redis-benchmark --csv -h {} -p {} -t set -n 1 -c 1 -d {parameter}",
                 address.ip(),
@@ -280,14 +279,14 @@ impl Stage {
         }
     }
 
-    /// For each place where these kinds need a server, a scenario that needs it.
+    /// For each namespace that needs a server for these kinds, one of the scenarios that need it.
     fn places(&self, scenarios: &[Scenario], kinds: &[Kind]) -> Vec<Scenario> {
         let mut places = BTreeSet::new();
         let of_kinds = scenarios.iter().filter(|scenario| kinds.contains(&scenario.kind));
         of_kinds.filter(|scenario| places.insert(self.network.server(scenario.way).name())).copied().collect()
     }
 
-    /// Starts a server where the client looks for it, and waits until it says that it listens.
+    /// Starts a server where the client expects it, and waits until it prints that it listens.
     fn serve(&mut self, way: Way, words: &[&str], listening: &str) {
         let mut command = self.network.server(way).command(words[0]);
         command.args(&words[1..]);
