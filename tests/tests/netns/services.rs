@@ -71,20 +71,21 @@ fn connects(client: &PodNs, server: &PodNs, service: &str, endpoint: IpAddr) {
     });
 }
 
-/// Exchanges datagrams with answers, as in DNS. All have the same bytes.
-fn asks(client: &PodNs, server: &PodNs, times: usize) {
+/// Exchanges datagrams with answers, as in DNS, in as many conversations, each of a socket of its own. All have the same bytes.
+fn asks(client: &PodNs, server: &PodNs, conversations: usize, times: usize) {
     let server = server.netns().enter(|| UdpSocket::bind((server.v4(), ENDPOINT))).unwrap();
-    let client = client.netns().enter(|| UdpSocket::bind((client.v4(), 0))).unwrap();
-    client.connect((V4, PORT)).unwrap();
-    for socket in [&server, &client] {
-        socket.set_read_timeout(Some(scaled(SOON))).unwrap();
-    }
+    server.set_read_timeout(Some(scaled(SOON))).unwrap();
     let mut datagram = [0; 64];
-    for _ in 0..times {
-        client.send(b"question").unwrap();
-        let (_, from) = server.recv_from(&mut datagram).unwrap();
-        server.send_to(b"answer", from).unwrap();
-        client.recv(&mut datagram).unwrap();
+    for _ in 0..conversations {
+        let client = client.netns().enter(|| UdpSocket::bind((client.v4(), 0))).unwrap();
+        client.connect((V4, PORT)).unwrap();
+        client.set_read_timeout(Some(scaled(SOON))).unwrap();
+        for _ in 0..times {
+            client.send(b"question").unwrap();
+            let (_, from) = server.recv_from(&mut datagram).unwrap();
+            server.send_to(b"answer", from).unwrap();
+            client.recv(&mut datagram).unwrap();
+        }
     }
 }
 
@@ -163,7 +164,7 @@ fn both_views_of_a_service_are_complete() {
     let service = Service::mirrored(lab, &[web, db]);
     connects(web, db, V4, db.v4());
     connects(web, db, V6, db.v6());
-    asks(web, db, 100);
+    asks(web, db, 1, 100);
     service.shows_all_views();
     let service_of = |text: &str| text.parse().unwrap();
     has_connections(
@@ -199,7 +200,7 @@ fn the_view_of_one_pod_is_complete() {
         let service = Service::mirrored(lab, &[pod]);
         connects(web, db, V4, db.v4());
         connects(web, db, V6, db.v6());
-        asks(web, db, 100);
+        asks(web, db, 1, 100);
         service.shows_all_views();
         let (servers, port) = match is_client {
             true => ([V4, V6].map(|service| service.parse().unwrap()), PORT),
@@ -218,9 +219,7 @@ fn a_sample_takes_each_view_whole_or_not_at_all() {
     let Node { web, db, lab } = &Node::routed("service-sample");
     service(lab.node(), db, false);
     let service = Service::annotated(lab, &[web, db], &[("podmirror.io/sample", "50%")]);
-    for _ in 0..CONVERSATIONS {
-        asks(web, db, 3);
-    }
+    asks(web, db, CONVERSATIONS, 3);
     let taken = |frame: &[u8]| in_sample(&header(frame, frame.len() as u32), DEFAULT_SEED, 1 << 31);
     shows(&service.mirror, || service.frames().only(taken));
     let (all, kept) = (flows(&service.frames()), flows(&service.mirror.frames()));
@@ -247,7 +246,7 @@ fn a_pod_that_calls_itself_through_a_service_is_seen_both_ways() {
     service(lab.node(), web, true);
     let service = Service::mirrored(lab, &[web, db]);
     connects(web, web, V4, web.v4());
-    asks(web, web, 20);
+    asks(web, web, 1, 20);
     service.shows_all_views();
     let node = "192.0.2.1".parse().unwrap();
     has_connections(&service.mirror, &[(web.v4(), V4.parse().unwrap(), PORT), (node, web.v4(), ENDPOINT)]);
