@@ -111,7 +111,7 @@ pub(crate) struct TailArgs {
     /// End after this time, as in 90s, 15m or 1h30m.
     #[arg(long, value_name = "TIME", default_value = "15m", value_parser = duration)]
     pub(crate) duration: Time,
-    /// Bytes of each packet [default: as the agents' flags say, or all].
+    /// Bytes of each packet [default: all].
     #[arg(long, value_name = "N", value_parser = snaplen)]
     pub(crate) snaplen: Option<u32>,
     /// Keep super-frames and unfinished checksums as the kernel has them. Otherwise frames are as on a wire.

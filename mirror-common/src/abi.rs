@@ -54,7 +54,7 @@ pub const MAX_FORMS: usize = 4;
 pub const TAP_CAPTURES_ONLY: u32 = 1;
 
 /// Bit of [`Tap::flags`] on the node side of a veth: ingress is seen at the NIC inside the pod ([`Tap::other_end`]).
-/// Here the marks of these packets are updated, and nothing is copied or counted.
+/// Here nothing is done with these packets.
 pub const TAP_SEEN_INSIDE: u32 = 2;
 
 /// Return value of a filter's program for a packet that matches. The programs are in `FILTERS`, where the tap programs

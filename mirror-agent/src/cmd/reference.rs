@@ -61,7 +61,7 @@ const OTHERS: [Annotation; 7] = [
         key: POD_SIDE_TAPS,
         stands_on: "pod, namespace",
         help: "`off` keeps the agent's programs and device out of the pod: NICs without an end on the node are not \
-               mirrored. It holds for all mirrors of the pod",
+               mirrored. It holds for all mirrors of the pod but enforced ones",
         example: "off",
     },
     Annotation {
