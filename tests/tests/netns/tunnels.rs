@@ -4,7 +4,7 @@
 use std::net::{Ipv4Addr, UdpSocket};
 
 use mirror_tests::{
-    Agent, Capture, Conversation, Flood, PodNs, PodSpec, PodsFile, SOON, Status, check, eventually,
+    Agent, Capture, Conversation, Flood, PodNs, PodSpec, PodsFile, SOON, Status, TapStatus, check, eventually,
 };
 
 use crate::{
@@ -85,7 +85,8 @@ fn each_nic_has_its_own_key() {
     });
     pods.write(&all[1..]);
     let status = lab.wait_status(|status| {
-        check(status.taps.iter().any(|tap| tap.device == third.veth_host()), || "no third tap".into())
+        let has_session = |tap: &TapStatus| tap.device == third.veth_host() && !tap.sessions.is_empty();
+        check(status.taps.iter().any(has_session), || "no third session".into())
     });
     assert_eq!(status.tap(third.veth_host()).sessions[0].tunnel_key, given[0], "the key of web is free");
     assert_eq!(status.tap(db.veth_host()).sessions[0].tunnel_key, given[1]);

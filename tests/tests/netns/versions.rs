@@ -7,7 +7,8 @@ use std::{fs, path::PathBuf};
 
 use mirror_common::abi::ABI_VERSION;
 use mirror_tests::{
-    Agent, AttachMode, BpfObjects, Capture, Frames, Lab, PodSpec, PodsFile, SOON, check, eventually,
+    Agent, AttachMode, BpfObjects, Capture, Frames, Lab, PodSpec, PodsFile, SOON, TapStatus, check,
+    eventually,
 };
 
 use crate::{Inside, MIRROR, Node, shows, with_qdisc};
@@ -25,7 +26,10 @@ fn directory(lab: &Lab, version: u32) -> PathBuf {
 /// Leaves a mirror of another version on the node. Returns its objects.
 fn left_by_another_version(lab: &Lab, mode: AttachMode, pods: &PodsFile) -> BpfObjects {
     let agent = Agent::run(lab, mode, pods, &[]);
-    lab.wait_status(|status| check(status.taps.len() == 1 && status.mirror().up, || "no tap".to_owned()));
+    lab.wait_status(|status| {
+        let is_mirrored = status.taps.iter().any(TapStatus::is_attached) && status.mirror().up;
+        check(is_mirrored, || format!("{status:?}"))
+    });
     agent.stop();
     let objects = BpfObjects::of(lab);
     fs::rename(directory(lab, ABI_VERSION), directory(lab, OTHER)).unwrap();
