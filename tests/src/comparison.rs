@@ -24,11 +24,6 @@ impl Comparison {
         Self { inside, mirror: Capture::start(lab.node(), MIRROR) }
     }
 
-    /// The frames that the mirror interface has shown so far.
-    pub fn mirror(&self) -> Frames {
-        self.mirror.frames()
-    }
-
     /// Waits until the mirror interface has shown exactly the packets that the pod has sent and received, each once and
     /// unchanged. Returns these packets.
     #[track_caller]
