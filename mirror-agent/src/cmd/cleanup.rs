@@ -44,7 +44,7 @@ pub async fn remove_everything(pins: &Pins, links: &mut impl LinkTable) -> anyho
     for link in ours(&found).chain(half_made) {
         // Deleting one end of a veth pair deletes the other, too.
         match links.apply(&LinkChange::Delete(link.ifindex)).await {
-            Ok(()) => info!(device = link.name, "deleted a device of ours"),
+            Ok(()) => info!(device = link.name, "deleted a device of podmirror"),
             Err(error) => errors.push(error),
         }
     }

@@ -50,7 +50,7 @@ async fn of_node(state: &StateArgs) -> anyhow::Result<NodeStatus> {
         if let Some(other) = pins.other_versions()?.last() {
             bail!(
                 "the mirror on this node is that of another version of the agent: its maps are in {}; ask that agent, \
-                 or start this one, which ends that mirror and begins anew",
+                 or start this one, which replaces that mirror",
                 other.maps().display()
             );
         }
