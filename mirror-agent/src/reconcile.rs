@@ -430,20 +430,20 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
             refuse_selection(&selection, &self.policy)?;
             self.started = true;
         }
-        let mut needed = exit::needed(&selection.taps, &actual.taps, &self.policy);
+        let needed = exit::needed(&selection.taps, &actual.taps, &self.policy);
         let keeps_hub = pods.is_none() || !needed.is_empty() || exit::pods_with_exit(&links).next().is_some();
         if self.change_links(pods.is_some(), keeps_hub, &links, failures, left).await {
             links = self.snapshot(&to_read, &actual.taps).await?;
             selection = self.selection(wanted, captures, &links, &actual).await;
         }
-        // First the relay hub, then the relay devices on it.
+        // First the relay hub, then the relay devices on it. A pod may get its NIC between two snapshots.
         for _ in 0..2 {
+            let needed = exit::needed(&selection.taps, &actual.taps, &self.policy);
             if pods.is_none() || !self.change_exits(&needed, &links).await {
                 break;
             }
             links = self.snapshot(&to_read, &actual.taps).await?;
             selection = self.selection(wanted, captures, &links, &actual).await;
-            needed = exit::needed(&selection.taps, &actual.taps, &self.policy);
         }
         self.exits.note(&links, &actual);
         Ok(Seen { links, actual, selection })

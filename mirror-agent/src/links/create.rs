@@ -78,7 +78,9 @@ async fn make(
             let ifindex = index_of(name)?;
             queue::give(handle, ifindex).await.with_context(|| format!("cannot give {name} a queue"))?;
         }
-        for device in [Some(name), peer.as_deref()].into_iter().flatten() {
+        // The other end first: if the agent is killed in between, the named end has no alias, or is down, so the next
+        // agent does not take the pair for complete.
+        for device in [peer.as_deref(), Some(name)].into_iter().flatten() {
             finish(handle, device, mtu)
                 .await
                 .with_context(|| format!("cannot set up the new device {device}"))?;

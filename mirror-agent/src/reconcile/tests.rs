@@ -64,6 +64,8 @@ struct Table {
     is_broken: bool,
     refuses_exits: bool,
     refuses_deletions: bool,
+    /// A NIC that a pod gets while the next change is carried out, with the UID of the pod.
+    comes: Option<(String, Link)>,
     /// The targets whose offloads and routes it is to read.
     followed: BTreeMap<TargetName, Destination>,
     /// The pods of each snapshot.
@@ -100,6 +102,9 @@ impl LinkTable for Table {
     async fn apply(&mut self, change: &LinkChange) -> anyhow::Result<()> {
         self.applied.push(change.clone());
         let namespaces = &mut self.links.pods;
+        if let Some((uid, nic)) = self.comes.take() {
+            namespaces.get_mut(&uid).unwrap().as_mut().unwrap().links.push(nic);
+        }
         let mut of = |netns: &NetnsId, change: &dyn Fn(&mut Vec<Link>)| {
             let inside = namespaces.values_mut().flatten().filter(|inside| inside.netns == *netns);
             inside.for_each(|inside| change(&mut inside.links));

@@ -320,6 +320,22 @@ async fn without_a_way_out_of_the_pod_the_tap_stays_and_says_so() {
     assert_eq!((sides(&world), reasons(&world)), (INSIDE, vec!["NoExit"]));
 }
 
+/// A tap inside a pod is never installed without a relay device that the agent could create.
+#[tokio::test(start_paused = true)]
+async fn a_nic_that_comes_while_devices_are_made_gets_its_relay_device_in_the_same_round() {
+    let mut world = world();
+    add_pod(&mut world, 1);
+    let inside = world.links.links.pods.get_mut("uid-1").unwrap().as_mut().unwrap();
+    let macvlan = LinkKind::Other("macvlan".into());
+    let nic =
+        Link { kind: macvlan, peer: Some(Peer { ifindex: 3, nsid: Some(0) }), ..inside.links.remove(0) };
+    world.links.comes = Some(("uid-1".into(), nic));
+    world.round().await.unwrap();
+    let exit = |tap: &ActualTap| tap.tap.as_ref().and_then(|tap| tap.exit);
+    let exits: Vec<_> = world.dataplane.actual.taps.values().map(exit).collect();
+    assert_eq!((exits, has_exit(&world)), (vec![Some(exit::IFINDEX)], true));
+}
+
 /// A program that hides packets at the hook that the tap no longer uses is no reason any more.
 #[tokio::test(start_paused = true)]
 async fn a_program_ahead_at_the_nodes_end_does_not_hide_what_reaches_the_pod() {
