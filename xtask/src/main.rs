@@ -17,6 +17,7 @@ mod cluster;
 mod demo;
 #[expect(dead_code, reason = "what is for the build scripts only")]
 mod ebpf;
+mod fuzz;
 mod generate;
 mod image;
 mod layers;

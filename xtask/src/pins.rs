@@ -13,6 +13,8 @@ pub(crate) const LLVM_MAJOR: &str = "22";
 pub(crate) const BPF_LINKER: &str = "0.13.0";
 /// Checks licences, bans, sources and advisories of the dependencies.
 pub(crate) const CARGO_DENY: &str = "0.20.2";
+/// Runs the targets of `tests/fuzz`.
+pub(crate) const CARGO_FUZZ: &str = "0.13.1";
 /// Checks spelling.
 pub(crate) const TYPOS: &str = "1.52.0";
 /// Renders and checks the chart.

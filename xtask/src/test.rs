@@ -12,6 +12,7 @@ use mirror_test_cluster::built::{self, Cni, cilium, multus};
 use crate::{
     apt,
     cluster::level::{self, Given},
+    fuzz,
     process::{Run as _, command, is_ci, is_root, step},
     programs, readers, tools, vm, workspace,
 };
@@ -39,7 +40,8 @@ pub(crate) enum Level {
     Cilium,
     /// The agent's image on a node with Multus: pods with additional NICs. Runs only if it is named.
     Multus,
-    /// Millions of random filters and frames against libpcap. Runs only if it is named.
+    /// Millions of random filters and frames against libpcap, and cargo-fuzz on the parsers of bytes that strangers choose. Runs
+    /// only if it is named. Arguments are names of the targets of `tests/fuzz`: then these alone run.
     Fuzz,
 }
 
@@ -148,10 +150,13 @@ impl Level {
                 test_target("filter").arg("--").args(arguments).run()
             }
             Self::Fuzz => {
-                programs::bring(&programs::NETWORK)?;
-                let mut fuzz = test_target("filter");
-                fuzz.env("MIRROR_FUZZ_PAIRS", FUZZ_PAIRS);
-                fuzz.args(["--", "random", "--nocapture"]).args(arguments).run()
+                if arguments.is_empty() {
+                    programs::bring(&programs::NETWORK)?;
+                    let mut filters = test_target("filter");
+                    filters.env("MIRROR_FUZZ_PAIRS", FUZZ_PAIRS);
+                    filters.args(["--", "random", "--nocapture"]).run()?;
+                }
+                fuzz::run(arguments)
             }
             Self::Readers => {
                 programs::bring(&programs::NETWORK)?;
