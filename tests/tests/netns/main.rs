@@ -48,6 +48,7 @@ mod neighbours;
 mod nested;
 mod netkit;
 mod networks;
+mod objects;
 mod offloads;
 mod order;
 mod pairs;

@@ -33,7 +33,7 @@ use super::{
 /// The timeout for a list, and for the start of a watch.
 const LIST_DEADLINE: Duration = Duration::from_secs(30);
 /// The page size of a plain list of resources. Their authors are untrusted, and an object has up to 1.5 MB.
-const PAGE: u32 = 16;
+const PAGE: u32 = 8;
 /// The longest silence of a watch. API servers send a bookmark once a minute or a little later. After the time of two
 /// bookmarks the watch is given up, and a list shows whether the server responds. (A dead connection ends earlier: see
 /// `connection`.)
