@@ -113,7 +113,7 @@ fn main() {
     lab.cleanup();
 }
 
-/// Prints the medians in the form of docs/speed.md.
+/// Prints the medians as a table of docs/benchmarks/packets.md.
 fn summary(names: &[&str], base: &str, measured: &[Vec<Vec<f64>>]) {
     let base = names.iter().position(|name| *name == base).unwrap();
     println!("| target | {} |", SIZES.map(|(bytes, _)| format!("{bytes} bytes")).join(" | "));

@@ -11,7 +11,7 @@ pub(super) struct Network {
     pub(super) name: &'static str,
     /// A part of the name or of an image of its DaemonSet.
     word: &'static str,
-    /// What podmirror sees with it; `None`: docs/choosing.md does not list it.
+    /// What podmirror sees with it; `None`: known by its documentation at most, and never tested.
     pub(super) covered: Option<&'static str>,
 }
 
