@@ -168,7 +168,7 @@ pub struct TargetGre {
     pub device: Option<String>,
 }
 
-/// An ERSPAN tunnel.
+/// An ERSPAN tunnel, type II.
 #[derive(Serialize, Deserialize, JsonSchema, Debug, Clone, Default, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
 pub struct TargetErspan {
@@ -177,10 +177,6 @@ pub struct TargetErspan {
     /// The session, from 1 to 1023, or a range of them, as in 100-199, from which each NIC gets its own.
     #[schemars(extend("pattern" = r"^[0-9]+(-[0-9]+)?$"))]
     pub session: IntOrString,
-    /// The version of the header: 1 (type II) or 2 (type III). Without it, 1.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(range(min = 1, max = 2))]
-    pub version: Option<i32>,
     /// A device of other software in external mode that sends the packets. Without it, a device of the agent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 15))]

@@ -119,6 +119,8 @@ pub const TUNNEL_CHECKSUM: u32 = 2;
 pub const TUNNEL_IDENTITY: u32 = 4;
 /// Flag of [`Tunnel::flags`]: the tunnel uses UDP (VXLAN or GENEVE).
 pub const TUNNEL_UDP: u32 = 8;
+/// [`Tunnel::flags`]: ERSPAN type II.
+pub const TUNNEL_ERSPAN: u32 = 16;
 /// [`Tunnel::oversize`]: a copy that does not fit is cut.
 pub const OVERSIZE_TRUNCATE: u32 = 0;
 /// [`Tunnel::oversize`]: the kernel segments super-frames. Other copies are cut.
@@ -335,10 +337,8 @@ pub struct Tunnel {
     pub headers: u32,
     /// One of the constants [`OVERSIZE_TRUNCATE`] to [`OVERSIZE_DROP`].
     pub oversize: u32,
-    /// [`TUNNEL_IPV6`], [`TUNNEL_CHECKSUM`], [`TUNNEL_IDENTITY`], [`TUNNEL_UDP`].
+    /// [`TUNNEL_IPV6`], [`TUNNEL_CHECKSUM`], [`TUNNEL_IDENTITY`], [`TUNNEL_UDP`], [`TUNNEL_ERSPAN`].
     pub flags: u32,
-    /// The type of ERSPAN: 1 is type II, 2 is type III; 0: another tunnel.
-    pub erspan: u32,
 }
 
 /// Value of the per-CPU array map `DELIVERY`, of one element: the messages between a tap and the second stage,

@@ -27,7 +27,7 @@ pub struct Tunnels {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct TunnelId {
-    /// The UDP destination port (VXLAN and GENEVE), or one of [`GRE`], [`ERSPAN_2`] and [`ERSPAN_3`].
+    /// The UDP destination port (VXLAN and GENEVE), or one of [`GRE`] and [`ERSPAN`].
     pub way: u32,
     /// The first key: VNI, GRE key, or ERSPAN session.
     pub first: u32,
@@ -38,9 +38,7 @@ pub struct TunnelId {
 /// [`TunnelId::way`] of Ethernet in GRE (RFC 2890, the protocol type of RFC 1701 for bridged Ethernet).
 pub const GRE: u32 = 0x1_6558;
 /// [`TunnelId::way`] of ERSPAN type II.
-pub const ERSPAN_2: u32 = 0x1_88be;
-/// [`TunnelId::way`] of ERSPAN type III.
-pub const ERSPAN_3: u32 = 0x1_22eb;
+pub const ERSPAN: u32 = 0x1_88be;
 
 const VLAN: [u16; 2] = [0x8100, 0x88a8];
 const IPV4: u16 = 0x0800;
@@ -96,7 +94,7 @@ fn way_and_key(header: &Header) -> Option<(u32, u32)> {
             match way {
                 GRE if flags & HAS_KEY != 0 => Some((way, u32_at(header, inner + 4 + checksum))),
                 // A sequence number precedes the ERSPAN header.
-                ERSPAN_2 | ERSPAN_3 => Some((way, (u16_at(header, inner + 10) & ERSPAN_SESSION) as u32)),
+                ERSPAN => Some((way, (u16_at(header, inner + 10) & ERSPAN_SESSION) as u32)),
                 _ => None,
             }
         }
@@ -140,7 +138,7 @@ mod tests {
 
     fn tunnels() -> Tunnels {
         let known =
-            [(VXLAN, 77, 77), (6081, 0x01_02_03, 0x01_02_ff), (GRE, 1 << 31, u32::MAX), (ERSPAN_3, 5, 9)];
+            [(VXLAN, 77, 77), (6081, 0x01_02_03, 0x01_02_ff), (GRE, 1 << 31, u32::MAX), (ERSPAN, 5, 9)];
         let mut tunnels = Tunnels { count: 4, ..Tunnels::default() };
         for (at, (way, first, last)) in known.into_iter().enumerate() {
             tunnels.known[at] = TunnelId { way, first, last };
@@ -173,7 +171,7 @@ mod tests {
                 frame.extend([7; 4]);
                 frame.extend(key.to_be_bytes());
             }
-            ERSPAN_2 | ERSPAN_3 => {
+            ERSPAN => {
                 frame.extend([0x10, 0]);
                 frame.extend(way_bytes);
                 frame.extend([0, 0, 0, 3, 0x10, 0]);
@@ -199,19 +197,19 @@ mod tests {
         #[test]
         fn a_packet_of_a_tunnel_is_known_by_way_and_key(
             is_v6: bool, tags in 0..3_usize, options in 0..11_u8,
-            way in prop::sample::select(std::vec![VXLAN, 6081, 4790, GRE, ERSPAN_2, ERSPAN_3]),
+            way in prop::sample::select(std::vec![VXLAN, 6081, 4790, GRE, ERSPAN]),
             key in prop_oneof![Just(77), Just(0x01_02_03), Just(0x01_02_ff), Just(5), Just(9), any::<u32>()],
         ) {
             let key = match way {
                 GRE => key,
-                ERSPAN_2 | ERSPAN_3 => key & 0x3ff,
+                ERSPAN => key & 0x3ff,
                 _ => key & 0xff_ffff,
             };
             let expected = match way {
                 VXLAN => key == 77,
                 6081 => (0x01_02_03..=0x01_02_ff).contains(&key),
                 GRE => key >= 1 << 31,
-                ERSPAN_3 => (5..=9).contains(&key),
+                ERSPAN => (5..=9).contains(&key),
                 _ => false,
             };
             prop_assert_eq!(is_ours(&frame(is_v6, tags, options, way, key)), expected);

@@ -50,14 +50,12 @@ pub enum Kind {
     /// Ethernet in GRE (RFC 2784), with the key of RFC 2890.
     Gre,
     /// Type II of draft-foschiano-erspan, with version 1 in its header. The key is the session ID.
-    Erspan2,
-    /// Type III, with version 2 in its header. It also carries the direction.
-    Erspan3,
+    Erspan,
 }
 
 impl Kind {
     /// All kinds.
-    pub const ALL: [Self; 5] = [Self::Vxlan, Self::Geneve, Self::Gre, Self::Erspan2, Self::Erspan3];
+    pub const ALL: [Self; 4] = [Self::Vxlan, Self::Geneve, Self::Gre, Self::Erspan];
 
     /// The keyword at the beginning of the text.
     pub const fn name(self) -> &'static str {
@@ -65,7 +63,7 @@ impl Kind {
             Self::Vxlan => "vxlan",
             Self::Geneve => "geneve",
             Self::Gre => "gre",
-            Self::Erspan2 | Self::Erspan3 => "erspan",
+            Self::Erspan => "erspan",
         }
     }
 
@@ -74,7 +72,7 @@ impl Kind {
         match self {
             Self::Vxlan | Self::Geneve => ("vni", 0xff_ffff),
             Self::Gre => ("key", u32::MAX),
-            Self::Erspan2 | Self::Erspan3 => ("session", 0x3ff),
+            Self::Erspan => ("session", 0x3ff),
         }
     }
 
@@ -83,17 +81,15 @@ impl Kind {
         match self {
             Self::Vxlan => Some(4789),
             Self::Geneve => Some(6081),
-            Self::Gre | Self::Erspan2 | Self::Erspan3 => None,
+            Self::Gre | Self::Erspan => None,
         }
     }
 
     /// Header bytes between the IP header and the copy.
     const fn headers(self) -> u32 {
         match self {
-            Self::Vxlan | Self::Geneve => 16,
+            Self::Vxlan | Self::Geneve | Self::Erspan => 16,
             Self::Gre => 8,
-            Self::Erspan2 => 16,
-            Self::Erspan3 => 20,
         }
     }
 }

@@ -8,8 +8,8 @@ use aya_ebpf::{
 };
 use mirror_common::{
     abi::{
-        Delivery, IDENTITY_CLASS, IDENTITY_TYPE, Identity, TUNNEL_CHECKSUM, TUNNEL_IDENTITY, TUNNEL_IPV6,
-        TUNNEL_UDP, Tunnel,
+        Delivery, IDENTITY_CLASS, IDENTITY_TYPE, Identity, TUNNEL_CHECKSUM, TUNNEL_ERSPAN, TUNNEL_IDENTITY,
+        TUNNEL_IPV6, TUNNEL_UDP, Tunnel,
     },
     tunnel::arguments::{Erspan, Key, Lookup},
     verdict::Direction,
@@ -54,13 +54,13 @@ pub(crate) fn address(skb: *mut __sk_buff, tunnel: &Tunnel, announced: &Delivery
         bpf_skb_change_type(skb, packet_type) == 0
             && bpf_skb_set_tunnel_key(skb, (&raw mut key).cast(), bytes, flags) == 0
     };
-    let is_sent = announced.direction == Direction::Egress as u32;
     if !is_addressed {
         false
-    } else if tunnel.erspan != 0 {
-        let mut erspan = Erspan::of(tunnel, is_sent);
+    } else if has(TUNNEL_ERSPAN) {
+        let mut erspan = Erspan::TYPE_II;
         set_option(skb, (&raw mut erspan).cast(), size_of::<Erspan>())
     } else if has(TUNNEL_IDENTITY) {
+        let is_sent = announced.direction == Direction::Egress as u32;
         let mut identity = Identity {
             class: IDENTITY_CLASS.to_be_bytes(),
             kind: IDENTITY_TYPE,

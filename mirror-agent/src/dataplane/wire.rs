@@ -7,7 +7,7 @@ use mirror_common::{
         self, DeviceKey, MAX_DESTINATION, MAX_NAME, SESSION_FILTERED, SESSION_METERED, SESSION_POD_METERED,
         SESSION_SEGMENTS, SessionInfo, TAP_CAPTURES_ONLY, TAP_SEEN_INSIDE, TARGET_BRIDGED, TARGET_CUTS,
         TARGET_GUARDED, TARGET_METERED, TARGET_QUEUELESS, TARGET_STREAM, TARGET_TUNNEL, TARGET_UP,
-        TARGET_WHEN_READ, TUNNEL_CHECKSUM, TUNNEL_IDENTITY, TUNNEL_IPV6, TUNNEL_UDP, TapOwner,
+        TARGET_WHEN_READ, TUNNEL_CHECKSUM, TUNNEL_ERSPAN, TUNNEL_IDENTITY, TUNNEL_IPV6, TUNNEL_UDP, TapOwner,
     },
     limit::Limits,
     tunnel::{self, TunnelId, Tunnels},
@@ -263,12 +263,8 @@ fn encode_tunnel(tunnel: &Tunnel, room: Option<u32>) -> abi::Tunnel {
     let flags = flag(is_v6, TUNNEL_IPV6)
         | flag(is_v6 && is_udp, TUNNEL_CHECKSUM)
         | flag(tunnel.identity, TUNNEL_IDENTITY)
-        | flag(is_udp, TUNNEL_UDP);
-    let erspan = match tunnel.kind {
-        Kind::Vxlan | Kind::Geneve | Kind::Gre => 0,
-        Kind::Erspan2 => 1,
-        Kind::Erspan3 => 2,
-    };
+        | flag(is_udp, TUNNEL_UDP)
+        | flag(tunnel.kind == Kind::Erspan, TUNNEL_ERSPAN);
     let oversize = Oversize::ALL.iter().position(|of| *of == tunnel.oversize).unwrap_or_default();
     abi::Tunnel {
         remote: transmute!(bytes),
@@ -276,7 +272,6 @@ fn encode_tunnel(tunnel: &Tunnel, room: Option<u32>) -> abi::Tunnel {
         headers: tunnel.headers(),
         oversize: oversize as u32,
         flags,
-        erspan,
     }
 }
 
@@ -296,8 +291,7 @@ fn way(tunnel: &Tunnel) -> u32 {
     match tunnel.kind {
         Kind::Vxlan | Kind::Geneve => u32::from(tunnel.port),
         Kind::Gre => tunnel::GRE,
-        Kind::Erspan2 => tunnel::ERSPAN_2,
-        Kind::Erspan3 => tunnel::ERSPAN_3,
+        Kind::Erspan => tunnel::ERSPAN,
     }
 }
 

@@ -35,20 +35,13 @@ impl Key {
 #[repr(C)]
 pub struct Erspan {
     version: u32,
-    /// Type II: the index. Type III: the timestamp, the security group tag, and bits.
+    /// The index of a port, and unused bytes.
     rest: [u8; 8],
 }
 
-/// The direction bit of ERSPAN type III in its last byte: 1 if the pod has received the packet.
-const ERSPAN_EGRESS: u8 = 0x08;
-
 impl Erspan {
-    /// The metadata for a copy of a packet that the pod has sent, or received.
-    #[inline(always)]
-    pub fn of(tunnel: &Tunnel, is_sent: bool) -> Self {
-        let direction = if is_sent || tunnel.erspan != 2 { 0 } else { ERSPAN_EGRESS };
-        Self { version: tunnel.erspan, rest: [0, 0, 0, 0, 0, 0, 0, direction] }
-    }
+    /// The metadata of type II, which has the version 1.
+    pub const TYPE_II: Self = Self { version: 1, rest: [0; 8] };
 }
 
 /// `struct bpf_fib_lookup` for IPv6: a lookup of the present MTU.
@@ -126,14 +119,6 @@ mod tests {
         let remote = |flags| Key::of(&tunnel(flags), 7).remote;
         assert_eq!(remote(0)[0], u32::from_be(0x0500_090a));
         assert_eq!(remote(TUNNEL_IPV6), [0x0500_090a, 2, 3, 4]);
-    }
-
-    #[test]
-    fn only_type_iii_has_a_direction() {
-        for (erspan, is_sent, bits) in [(1, true, 0), (1, false, 0), (2, true, 0), (2, false, 8)] {
-            let made = Erspan::of(&Tunnel { erspan, ..tunnel(0) }, is_sent);
-            assert_eq!((made.version, made.rest[7]), (erspan, bits));
-        }
     }
 
     proptest! {

@@ -178,7 +178,7 @@ impl Tunnel {
             Kind::Vxlan => TunnelDevice::Vxlan(self.port),
             Kind::Geneve => TunnelDevice::Geneve(self.port),
             Kind::Gre => TunnelDevice::Gre(family),
-            Kind::Erspan2 | Kind::Erspan3 => TunnelDevice::Erspan(family),
+            Kind::Erspan => TunnelDevice::Erspan(family),
         }
     }
 

@@ -69,7 +69,7 @@ fn a_tunnel_has_an_address_and_a_number() {
         ("gre:10.9.0.5/key=4294967295", "gre:10.9.0.5/key=4294967295"),
         ("gre:fd00::5/key=1", "gre:fd00::5/key=1"),
         ("erspan:fd00::5/session=1-1023/version=1", "erspan:fd00::5/session=1-1023"),
-        ("erspan:10.9.0.5/version=2/session=7", "erspan:10.9.0.5/session=7/version=2"),
+        ("erspan:10.9.0.5/device=es0/session=7", "erspan:10.9.0.5/session=7/device=es0"),
         ("gre:10.9.0.5/device=cni0/key=7", "gre:10.9.0.5/key=7/device=cni0"),
         (
             "vxlan:10.9.0.5:4789/vni=7/oversize=fragment/device=a=b",
@@ -104,7 +104,7 @@ fn a_tunnel_has_an_address_and_a_number() {
         ("gre:10.9.0.5:47/key=7", "\"10.9.0.5:47\""),
         ("gre:10.9.0.5/vni=7", "use key=N"),
         ("erspan:10.9.0.5/session=1024", "1 to 1023"),
-        ("erspan:10.9.0.5/session=7/version=3", "version=1 or version=2"),
+        ("erspan:10.9.0.5/session=7/version=2", "is no option of this tunnel"),
         ("erspan:fd00::5/session=7/oversize=segment", "use truncate"),
         ("vxlan:10.9.0.5:4789/vni=7/device=", "\"device=\": an interface name has 1 to 15 bytes"),
         ("vxlan:10.9.0.5:4789/vni=7/device=sixteen-bytes-xx", "1 to 15 bytes"),
@@ -144,7 +144,7 @@ fn copies_go_where_a_route_leads_and_as_many_bytes_as_fit() {
         ("geneve:10.9.0.5:6081/vni=77/identity=true", 1352),
         ("gre:10.9.0.5/key=77", 1372),
         ("erspan:10.9.0.5/session=77", 1364),
-        ("erspan:fd00::5/session=77/version=2", 1340),
+        ("erspan:fd00::5/session=77", 1344),
     ] {
         let tunnel = parse(text).unwrap();
         let links = LinkSnapshot { routes: [(tunnel.remote, Ok(narrow))].into(), ..node() };
@@ -194,7 +194,6 @@ fn tunnels_with_the_same_keys_meet() {
         assert_eq!((meet(&of(a), &of(b)), meet(&of(b), &of(a))), (expected, expected), "{a} and {b}");
     }
     assert!(!meet("gre:10.9.0.5/key=7", "gre:10.9.0.6/key=7"));
-    assert!(!meet("erspan:10.9.0.5/session=7", "erspan:10.9.0.5/session=7/version=2"));
     assert!(meet(TEXT, &format!("{TEXT}/oversize=drop")));
 }
 
@@ -225,7 +224,7 @@ fn tunnels_of_one_port_share_a_device_and_a_missing_device_is_made() {
         ("gre:10.9.0.5/key=7", "pm-gre4"),
         ("gre:fd00::5/key=7", "pm-gre6"),
         ("erspan:10.9.0.5/session=7", "pm-erspan4"),
-        ("erspan:fd00::5/session=7/version=2", "pm-erspan6"),
+        ("erspan:fd00::5/session=7", "pm-erspan6"),
     ] {
         assert_eq!(parse(text).unwrap().device().to_string(), name);
     }

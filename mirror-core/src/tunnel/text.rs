@@ -40,8 +40,6 @@ impl Tunnel {
                         format!("{option:?}: use {}", Oversize::ALL.map(Oversize::name).join(", "))
                     })?);
                 }
-                Some(("version", "1")) if kind.name() == "erspan" => kind = Kind::Erspan2,
-                Some(("version", "2")) if kind.name() == "erspan" => kind = Kind::Erspan3,
                 Some(("device", name)) => {
                     let name = device_name(name).map_err(|error| format!("{option:?}: {error}"))?;
                     existing = Some(name);
@@ -61,11 +59,10 @@ impl Tunnel {
 
 /// Why a tunnel cannot have this option.
 fn refusal(kind: Kind, remote: IpAddr, is_others: bool, oversize: Oversize) -> Option<&'static str> {
-    let is_erspan = matches!(kind, Kind::Erspan2 | Kind::Erspan3);
     let leaves_to_kernel = matches!(oversize, Oversize::Segment | Oversize::Fragment);
     if oversize == Oversize::Fragment && remote.is_ipv6() {
         Some("the kernel makes no fragments of tunnel packets over IPv6")
-    } else if oversize == Oversize::Segment && is_erspan && remote.is_ipv6() {
+    } else if oversize == Oversize::Segment && kind == Kind::Erspan && remote.is_ipv6() {
         Some("segments that do not fit would make the kernel send ICMP errors to the pod")
     } else if leaves_to_kernel && is_others && kind.usual_port().is_none() {
         Some("copies longer than the MTU of that device would make the kernel send ICMP errors to the pod")
@@ -86,8 +83,7 @@ fn usual(kind: Kind, remote: IpAddr, is_others: bool) -> Oversize {
 fn options(kind: Kind) -> String {
     let own = match kind {
         Kind::Geneve => ", identity=true",
-        Kind::Erspan2 | Kind::Erspan3 => ", version=1 or version=2",
-        Kind::Vxlan | Kind::Gre => "",
+        Kind::Vxlan | Kind::Gre | Kind::Erspan => "",
     };
     format!("{}=N, oversize=WORD, device=NAME{own}", kind.key().0)
 }
@@ -103,9 +99,6 @@ impl fmt::Display for Tunnel {
         write!(f, "/{}={first}", kind.key().0)?;
         if first != last {
             write!(f, "-{last}")?;
-        }
-        if *kind == Kind::Erspan3 {
-            write!(f, "/version=2")?;
         }
         if *identity {
             write!(f, "/identity=true")?;

@@ -31,7 +31,7 @@ const VXLAN: [Way; 2] = [
 ];
 
 /// The other types, for the stories of `kinds`.
-pub(crate) const OTHERS: [Way; 7] = [
+pub(crate) const OTHERS: [Way; 6] = [
     way("n4", "geneve:10.9.0.5:6081/vni=77/identity=true", 1452, "geneve id 77 remote 10.9.0.1 dstport 6081"),
     way("n6", "geneve:[fd09::5]:6081/vni=78", 1444, "geneve id 78 remote fd09::1 dstport 6081"),
     way("g4", "gre:10.9.0.5/key=7", 1472, "gretap local 10.9.0.5 remote 10.9.0.1 key 7"),
@@ -41,12 +41,6 @@ pub(crate) const OTHERS: [Way; 7] = [
         "erspan:10.9.0.5/session=7",
         1464,
         "erspan seq key 7 local 10.9.0.5 remote 10.9.0.1 erspan_ver 1",
-    ),
-    way(
-        "f4",
-        "erspan:10.9.0.5/session=5/version=2",
-        1460,
-        "erspan seq key 5 local 10.9.0.5 remote 10.9.0.1 erspan_ver 2 erspan_dir ingress erspan_hwid 0",
     ),
     way(
         "e6",

@@ -97,7 +97,7 @@ fn the_object_and_this_host_agree_on_every_wire_type() {
             tunnel,
             destination
         }),
-        layout!(Tunnel { remote, room, headers, oversize, flags, erspan }),
+        layout!(Tunnel { remote, room, headers, oversize, flags }),
         layout!(Tunnels { count, known }),
         layout!(TunnelId { way, first, last }),
         layout!(Counter { packets, bytes }),

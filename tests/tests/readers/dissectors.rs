@@ -13,7 +13,6 @@ const KINDS: [[&str; 3]; 9] = [
     ["gretap", "gre:10.9.0.5/key=4000000000/oversize=segment", "gre.key == 4000000000"],
     ["ip6gretap", "gre:fd09::5/key=7/oversize=segment", "gre.key == 7"],
     ["gretap", "erspan:10.9.0.5/session=1023/oversize=segment", "erspan.spanid == 1023"],
-    ["gretap", "erspan:10.9.0.5/session=5/version=2/oversize=segment", "erspan.spanid == 5"],
     ["ip6gretap", "erspan:fd09::5/session=6", "erspan.spanid == 6"],
 ];
 

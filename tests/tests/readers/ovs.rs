@@ -27,7 +27,7 @@ const fn way(name: &'static str, target: &'static str, tunnel: &'static str, key
 }
 
 /// The target of the document, and those of the other tunnel types.
-const WAYS: [Way; 8] = [
+const WAYS: [Way; 7] = [
     way("ids0", "vxlan:10.9.0.5:14789/vni=77", "copies", 77),
     way("vx6", "vxlan:[fd09::5]:14789/vni=78", "copies", 78),
     way("gn4", "geneve:10.9.0.5:16081/vni=77/identity=true", "in-geneve", 77),
@@ -35,7 +35,6 @@ const WAYS: [Way; 8] = [
     way("gr4", "gre:10.9.0.5/key=4000000000", "in-gre", 4_000_000_000),
     way("gr6", "gre:fd09::5/key=7", "in-gre6", 7),
     way("er1", "erspan:10.9.0.5/session=1023", "in-erspan", 1023),
-    way("er2", "erspan:10.9.0.5/session=5/version=2", "in-erspan", 5),
 ];
 /// The ports for the tunnels of the other types, and their types.
 const TUNNELS: [[&str; 2]; 4] = [

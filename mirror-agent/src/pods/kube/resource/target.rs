@@ -99,16 +99,8 @@ fn destination(spec: MirrorTargetSpec) -> Result<Destination, String> {
         gre.map(|TargetGre { remote, key, device }| {
             tunnel("gre", &remote, None, ("key", &key), [named("device", device)], oversize)
         }),
-        erspan.map(|TargetErspan { remote, session, version, device }| {
-            let version = named("version", version);
-            tunnel(
-                "erspan",
-                &remote,
-                None,
-                ("session", &session),
-                [version, named("device", device)],
-                oversize,
-            )
+        erspan.map(|TargetErspan { remote, session, device }| {
+            tunnel("erspan", &remote, None, ("session", &session), [named("device", device)], oversize)
         }),
     ];
     let is_tunnel = tunnels.iter().any(Option::is_some);
@@ -219,8 +211,8 @@ mod tests {
             ),
             (tunnel("gre", json!({ "key": 77 }), Some("Fragment")), "gre:10.9.0.5/key=77/oversize=fragment"),
             (
-                tunnel("erspan", json!({ "remote": "fd00::5", "session": 7, "version": 2 }), Some("Drop")),
-                "erspan:fd00::5/session=7/version=2/oversize=drop",
+                tunnel("erspan", json!({ "remote": "fd00::5", "session": 7 }), Some("Drop")),
+                "erspan:fd00::5/session=7/oversize=drop",
             ),
         ] {
             let TargetResource { name, destination, namespaces, .. } = read(&spec);
