@@ -18,7 +18,9 @@ fn main() {
     let root = root.canonicalize().unwrap_or(root);
     println!("cargo::rerun-if-changed=build.rs");
     println!("cargo::rerun-if-changed=src");
-    println!("cargo::rustc-env=PODMIRROR_VERSION={}", version(&root));
+    let revision = commit(&root).unwrap_or_else(|| "unknown".to_owned());
+    println!("cargo::rustc-env=PODMIRROR_REVISION={revision}");
+    println!("cargo::rustc-env=PODMIRROR_VERSION={} ({revision})", env!("CARGO_PKG_VERSION"));
     ebpf::rerun_if_changed(&root);
     let out_dir = PathBuf::from(env::var_os("OUT_DIR").unwrap_or_default());
     match ebpf::run(&root, ebpf::Action::Build, &out_dir) {
@@ -27,11 +29,7 @@ fn main() {
     }
 }
 
-/// Returns "0.1.0 (1a2b3c4d5e6f)", with "-dirty" if the work tree has uncommitted changes, and "unknown" without git.
-fn version(root: &Path) -> String {
-    format!("{} ({})", env!("CARGO_PKG_VERSION"), commit(root).as_deref().unwrap_or("unknown"))
-}
-
+/// Returns the commit as in "1a2b3c4d5e6f", with "-dirty" if the work tree has uncommitted changes. `None` without git.
 fn commit(root: &Path) -> Option<String> {
     // A source archive may be inside of another repository.
     if Path::new(&git(root, &["rev-parse", "--show-toplevel"])?).canonicalize().ok()? != root {

@@ -15,7 +15,7 @@ use std::{
 use mirror_common::verdict::{Direction, Misfit};
 use prometheus::{
     Histogram, HistogramOpts, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry, TextEncoder,
-    core::Collector,
+    core::Collector, process_collector::ProcessCollector,
 };
 
 use crate::{
@@ -28,16 +28,17 @@ use crate::{
 pub const CONTENT_TYPE: &str = prometheus::TEXT_FORMAT;
 
 /// Histogram bounds in seconds: one hook takes milliseconds, a round on a full node some seconds.
-const SECONDS: [f64; 13] = [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0];
+const SECONDS: [f64; 15] =
+    [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0];
 /// Labels of the packet counters.
-const PACKET_LABELS: [&str; 7] = ["namespace", "pod", "nic", "mirror", "target", "direction", "verdict"];
+const PACKET_LABELS: [&str; 7] = ["namespace", "pod", "nic", "mirror", "target", "direction", "result"];
 
 /// The counters that the loop and the source of pods increment.
 #[derive(Debug, Clone)]
 pub struct LoopMetrics {
     round: Histogram,
     attach: Histogram,
-    event_to_tap: Histogram,
+    tap_latency: Histogram,
     op_failures: IntCounterVec,
     watch_restarts: IntCounterVec,
 }
@@ -53,20 +54,17 @@ impl LoopMetrics {
             op_failures.with_label_values(&[name]);
         }
         Ok(Self {
-            round: seconds("podmirror_reconcile_duration_seconds", "How long a round of the loop took.")?,
-            attach: seconds(
-                "podmirror_attach_duration_seconds",
-                "How long it took to attach one program to one hook.",
-            )?,
-            event_to_tap: seconds(
-                "podmirror_event_to_tap_seconds",
-                "From the event that woke the loop to a new tap that stands.",
+            round: seconds("podmirror_reconcile_duration_seconds", "Duration of a round of the loop.")?,
+            attach: seconds("podmirror_attach_duration_seconds", "Time to attach one program to one hook.")?,
+            tap_latency: seconds(
+                "podmirror_tap_latency_seconds",
+                "Time from the event that woke the loop to an installed tap.",
             )?,
             op_failures,
             watch_restarts: IntCounterVec::new(
                 Opts::new(
                     "podmirror_watch_restarts_total",
-                    "How often a watch of the Kubernetes API was restarted after a failure.",
+                    "Restarts of a watch of the Kubernetes API after a failure.",
                 ),
                 &["watch"],
             )?,
@@ -80,7 +78,7 @@ impl LoopMetrics {
 
     /// Records the time from the event that woke the loop to the installation of a new tap.
     pub fn new_tap(&self, after: Duration) {
-        self.event_to_tap.observe(after.as_secs_f64());
+        self.tap_latency.observe(after.as_secs_f64());
     }
 
     /// Records the duration of an op, and whether it failed.
@@ -109,20 +107,14 @@ pub struct Metrics {
 impl Metrics {
     /// Creates the metrics of a loop, its reports and the maps.
     pub fn new(of_loop: &LoopMetrics, reports: Reports, maps: Reader) -> prometheus::Result<Self> {
-        let LoopMetrics { round, attach, event_to_tap, op_failures, watch_restarts } = of_loop;
-        let build = IntGaugeVec::new(
-            Opts::new("podmirror_build_info", "1, and the version of the agent."),
-            &["version"],
-        )?;
-        build.with_label_values(&[env!("PODMIRROR_VERSION")]).set(1);
-        let counted = Registry::new();
-        for histogram in [round, attach, event_to_tap] {
+        let LoopMetrics { round, attach, tap_latency, op_failures, watch_restarts } = of_loop;
+        let counted = of_process()?;
+        for histogram in [round, attach, tap_latency] {
             counted.register(Box::new(histogram.clone()))?;
         }
         for counters in [op_failures, watch_restarts] {
             counted.register(Box::new(counters.clone()))?;
         }
-        counted.register(Box::new(build))?;
         Ok(Self { counted, maps: Mutex::new(maps), reports })
     }
 
@@ -135,6 +127,19 @@ impl Metrics {
         let families = [now.gather(), self.counted.gather()].concat();
         Ok(TextEncoder::new().encode_to_string(&families)?)
     }
+}
+
+/// A registry with the metrics of this process and its version.
+fn of_process() -> prometheus::Result<Registry> {
+    let registry = Registry::new();
+    registry.register(Box::new(ProcessCollector::for_self()))?;
+    let build = IntGaugeVec::new(
+        Opts::new("podmirror_build_info", "1, and the version of the program."),
+        &["version", "revision"],
+    )?;
+    build.with_label_values(&[env!("CARGO_PKG_VERSION"), env!("PODMIRROR_REVISION")]).set(1);
+    register(&registry, &build)?;
+    Ok(registry)
 }
 
 fn seconds(name: &str, help: &str) -> prometheus::Result<Histogram> {
@@ -175,7 +180,7 @@ fn register_state(
 ) -> prometheus::Result<()> {
     let Readout { targets, taps, copied_again } = readout;
     let packets = IntCounterVec::new(
-        Opts::new("podmirror_packets_total", "Packets that a session has seen, by what became of them."),
+        Opts::new("podmirror_packets_total", "Packets that a session has seen, by result."),
         &PACKET_LABELS,
     )?;
     let bytes = IntCounterVec::new(
@@ -231,29 +236,38 @@ fn register_state(
     }
     register(registry, &info)?;
     let up = IntGaugeVec::new(
-        Opts::new("podmirror_mirror_interface_up", "1 if a target takes copies, else 0."),
-        &["target", "device"],
+        Opts::new("podmirror_target_up", "1 if a device, pod or tunnel takes copies, else 0."),
+        &["target", "destination"],
+    )?;
+    let readers = IntGaugeVec::new(
+        Opts::new("podmirror_stream_readers", "Programs that read a stream: 0 or 1."),
+        &["target"],
     )?;
     let dropped = IntCounterVec::new(
         Opts::new(
-            "podmirror_mirror_interface_dropped_total",
-            "Frames that the device of a target has taken and not sent, copies and others.",
+            "podmirror_target_dropped_frames_total",
+            "Frames that the device of a target has accepted and dropped, copies and others.",
         ),
-        &["target", "device"],
+        &["target", "destination"],
     )?;
     for (name, target) in targets.iter().filter(|(name, _)| !name.0.is_capture()) {
-        let destination = target.destination().to_string();
-        let labels = [name.0.as_str(), &destination];
+        let (name, destination) = (name.0.as_str(), target.destination().to_string());
+        let Some(device) = target.device() else {
+            readers.with_label_values(&[name]).set(target.is_up().into());
+            continue;
+        };
+        let labels = [name, &destination];
         up.with_label_values(&labels).set(target.is_up().into());
-        if let Some(count) = target.device().and_then(|device| drops.get(&device.device)) {
+        if let Some(count) = drops.get(&device.device) {
             dropped.with_label_values(&labels).inc_by(*count);
         }
     }
     register(registry, &up)?;
+    register(registry, &readers)?;
     register(registry, &dropped)?;
     gauge(
         registry,
-        "podmirror_ended_mirrors",
+        "podmirror_ended_sessions",
         "Sessions whose budget of time, packets or bytes is used up.",
         ended,
     )
@@ -282,18 +296,12 @@ fn register_report(registry: &Registry, report: &Report) -> prometheus::Result<(
         mirrors: _,
         found: _,
     } = report;
-    let taps = IntGaugeVec::new(
-        Opts::new("podmirror_taps", "Taps: those that are wanted, and those of them that are attached."),
-        &["state"],
-    )?;
-    for (state, value) in [("wanted", *wanted), ("attached", *attached)] {
-        taps.with_label_values(&[state]).set(i64::try_from(value).unwrap_or(i64::MAX));
-    }
-    register(registry, &taps)?;
+    gauge(registry, "podmirror_taps_desired", "NICs that should have a tap.", *wanted)?;
+    gauge(registry, "podmirror_taps", "Those of them whose tap is attached.", *attached)?;
     let pods = IntGaugeVec::new(
         Opts::new(
-            "podmirror_skipped_pods",
-            "Pods that are chosen but not, or not wholly, mirrored, by reason.",
+            "podmirror_pods_not_mirrored",
+            "Pods that are chosen and not mirrored, or only partly, by reason.",
         ),
         &["reason"],
     )?;
@@ -313,18 +321,32 @@ fn register_report(registry: &Registry, report: &Report) -> prometheus::Result<(
         ),
         &["namespace", "pod", "nic", "direction", "state"],
     )?;
+    let packets =
+        |name, help| IntCounterVec::new(Opts::new(name, help), &["namespace", "pod", "nic", "direction"]);
+    let seen = packets("podmirror_nic_seen_packets_total", "Packets that the tap of a NIC has seen.")?;
+    let carried = packets("podmirror_nic_carried_packets_total", "Packets that the NIC itself has counted.")?;
     for NicCoverage { pod, nic, directions, .. } in coverage.values() {
         for (direction, judged) in Direction::ALL.into_iter().zip(directions) {
-            let labels = [&pod.namespace, &pod.name, nic, direction.name(), judged.state.name()];
-            states.with_label_values(&labels).set(1);
+            let labels = [&pod.namespace, &pod.name, nic, direction.name()];
+            seen.with_label_values(&labels).inc_by(judged.seen);
+            carried.with_label_values(&labels).inc_by(judged.carried);
+            let [namespace, pod, nic, direction] = labels;
+            states.with_label_values(&[namespace, pod, nic, direction, judged.state.name()]).set(1);
         }
     }
     register(registry, &states)?;
-    gauge(registry, "podmirror_bad_annotations", "Annotations with a value that makes no sense.", bad.len())?;
+    register(registry, &seen)?;
+    register(registry, &carried)?;
     gauge(
         registry,
-        "podmirror_failures",
-        "What failed in the last round of the loop and will be tried again.",
+        "podmirror_bad_annotations",
+        "Annotations with an invalid value, which are ignored.",
+        bad.len(),
+    )?;
+    gauge(
+        registry,
+        "podmirror_pending_failures",
+        "Failures of the last round of the loop, which will be tried again.",
         failures.len(),
     )
 }

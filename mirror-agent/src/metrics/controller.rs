@@ -17,7 +17,7 @@ pub struct ControllerMetrics {
 impl ControllerMetrics {
     /// Creates the metrics, all zero.
     pub fn new() -> prometheus::Result<Self> {
-        let registry = Registry::new();
+        let registry = super::of_process()?;
         let gauge = |name, help| {
             let gauge = IntGauge::new(name, help)?;
             registry.register(Box::new(gauge.clone()))?;
@@ -30,8 +30,8 @@ impl ControllerMetrics {
         };
         Ok(Self {
             leads: gauge(
-                "podmirror_controller_leads",
-                "1 if this controller holds the Lease and sums up, else 0.",
+                "podmirror_controller_is_leader",
+                "1 if this controller holds the Lease and writes statuses, else 0.",
             )?,
             nodes: gauge("podmirror_controller_nodes", "MirrorNodes that the controller has read.")?,
             stale: gauge(

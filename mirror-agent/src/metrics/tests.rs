@@ -78,10 +78,10 @@ fn a_pod_and_its_successor_are_one_series_and_an_interface_has_no_pod() {
     let labels = |namespace, pod, mirror| {
         format!(
             "{{direction=\"egress\",mirror=\"{mirror}\",namespace=\"{namespace}\",nic=\"eth0\",pod=\"{pod}\",\
-             target=\"default\",verdict=\"copied\"}}"
+             result=\"copied\",target=\"default\"}}"
         )
     };
-    let cut = |namespace, pod| labels(namespace, pod, "default").replace(",verdict=\"copied\"", "");
+    let cut = |namespace, pod| labels(namespace, pod, "default").replace("result=\"copied\",", "");
     assert_eq!(
         lines(
             |registry| register_state(registry, &Readout { targets, taps, copied_again: 3 }, &drops).unwrap()
@@ -93,14 +93,14 @@ fn a_pod_and_its_successor_are_one_series_and_an_interface_has_no_pod() {
             "podmirror_copied_again_total 3".into(),
             format!("podmirror_cut_bytes_total{} 4000", cut("shop", "web")),
             format!("podmirror_cut_packets_total{} 3", cut("shop", "web")),
-            "podmirror_ended_mirrors 1".into(),
-            "podmirror_mirror_interface_dropped_total{device=\"mirror0\",target=\"default\"} 5".into(),
-            "podmirror_mirror_interface_up{device=\"ids0\",target=\"ids\"} 0".into(),
-            "podmirror_mirror_interface_up{device=\"mirror0\",target=\"default\"} 1".into(),
-            "podmirror_mirror_interface_up{device=\"stream\",target=\"live\"} 0".into(),
+            "podmirror_ended_sessions 1".into(),
             format!("podmirror_packets_total{} 5", labels("", "", "default")),
             format!("podmirror_packets_total{} 1007", labels("shop", "web", "default")),
             format!("podmirror_packets_total{} 70", labels("shop", "web", "ids")),
+            "podmirror_stream_readers{target=\"live\"} 0".into(),
+            "podmirror_target_dropped_frames_total{destination=\"mirror0\",target=\"default\"} 5".into(),
+            "podmirror_target_up{destination=\"ids0\",target=\"ids\"} 0".into(),
+            "podmirror_target_up{destination=\"mirror0\",target=\"default\"} 1".into(),
         ]
     );
 }
@@ -166,11 +166,11 @@ fn a_pod_with_two_skipped_nics_is_one_skipped_pod() {
         lines(|registry| register_report(registry, &report).unwrap()),
         [
             "podmirror_bad_annotations 1",
-            "podmirror_failures 2",
-            "podmirror_skipped_pods{reason=\"HostNetwork\"} 1",
-            "podmirror_skipped_pods{reason=\"NoHostInterface\"} 2",
-            "podmirror_taps{state=\"attached\"} 3",
-            "podmirror_taps{state=\"wanted\"} 4",
+            "podmirror_pending_failures 2",
+            "podmirror_pods_not_mirrored{reason=\"HostNetwork\"} 1",
+            "podmirror_pods_not_mirrored{reason=\"NoHostInterface\"} 2",
+            "podmirror_taps 3",
+            "podmirror_taps_desired 4",
         ]
     );
 }
@@ -204,6 +204,11 @@ fn each_direction_of_a_nic_has_one_series_with_its_coverage() {
             )
         });
         assert_eq!(series, expected.iter().collect::<Vec<_>>());
+        for (name, count) in [("seen", 1), ("carried", 2)] {
+            let start = format!("podmirror_nic_{name}_packets_total{{direction=\"egress\"");
+            let line = lines.iter().find(|line| line.starts_with(&start)).unwrap();
+            assert!(line.ends_with(&format!(" {count}")), "{line}");
+        }
     }
 }
 

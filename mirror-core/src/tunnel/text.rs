@@ -18,7 +18,7 @@ impl Tunnel {
     ///
     /// A message for the user, with the part that is invalid.
     pub fn parse(kind: &str, text: &str) -> Result<Self, String> {
-        let mut kind = Kind::ALL.into_iter().find(|of| of.name() == kind).ok_or("no kind of tunnel")?;
+        let kind = Kind::ALL.into_iter().find(|of| of.name() == kind).ok_or("no kind of tunnel")?;
         let mut parts = text.split('/');
         let (remote, port) = address(kind, parts.next().unwrap_or_default())?;
         let (word, most) = kind.key();

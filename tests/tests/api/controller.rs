@@ -183,7 +183,7 @@ fn what_the_nodes_report_is_summed_up_by_the_controller_that_holds_the_lease() {
     eventually(SOON, || check(get(10708, "/readyz")?.status == 200, || "not ready".into()));
     let leads = |port| {
         let metrics = get(port, "/metrics").unwrap().body;
-        metrics.lines().any(|line| line == "podmirror_controller_leads 1")
+        metrics.lines().any(|line| line == "podmirror_controller_is_leader 1")
     };
     assert_eq!((leads(10707), leads(10708), holder(story)), (true, false, "first".to_owned()));
     first.kill();

@@ -10,8 +10,8 @@ use crate::{MIRROR, Node, any_mode};
 
 /// A gauge for each direction of a NIC, whose label depends on the traffic.
 const COVERAGE: &str = "podmirror_nic_coverage";
-const UP: &str = "podmirror_mirror_interface_up{device=\"mirror0\",target=\"default\"}";
-const DROPPED: &str = "podmirror_mirror_interface_dropped_total{device=\"mirror0\",target=\"default\"}";
+const UP: &str = "podmirror_target_up{destination=\"mirror0\",target=\"default\"}";
+const DROPPED: &str = "podmirror_target_dropped_frames_total{destination=\"mirror0\",target=\"default\"}";
 const OPS: [&str; 10] = [
     "set_target",
     "remove_target",
@@ -33,14 +33,14 @@ fn counters_of(status: &Status) -> Metrics {
         for (session, counts) in tap.sessions.iter().flat_map(|of| of.counters.iter().map(move |it| (of, it)))
         {
             let labels = format!(
-                "{{direction=\"{}\",mirror=\"{}\",namespace=\"{}\",nic=\"{}\",pod=\"{}\",target=\"{}\",verdict=\"{}\"}}",
+                "{{direction=\"{}\",mirror=\"{}\",namespace=\"{}\",nic=\"{}\",pod=\"{}\",result=\"{}\",target=\"{}\"}}",
                 counts.direction,
                 session.mirror,
                 pod.namespace,
                 tap.nic,
                 pod.name,
+                counts.verdict,
                 session.target,
-                counts.verdict
             );
             counters.insert(format!("podmirror_packets_total{labels}"), counts.packets as f64);
             counters.insert(format!("podmirror_bytes_total{labels}"), counts.bytes as f64);
@@ -59,11 +59,11 @@ fn only(metrics: &Metrics, starts: &[&str]) -> Metrics {
         .collect()
 }
 
-/// The metrics that are neither times, nor counters of packets and bytes, nor the coverage.
+/// The metrics that are neither times, nor counters of packets and bytes, nor the coverage, nor of the process.
 fn states(metrics: &Metrics) -> BTreeMap<&str, f64> {
     let is_other = |series: &str| {
         let of_packets = series.contains("s_total{direction") || series.starts_with(COVERAGE);
-        series.contains("_seconds") || of_packets
+        series.contains("_seconds") || series.starts_with("process_") || of_packets
     };
     metrics
         .iter()
@@ -105,21 +105,22 @@ fn metrics_tell_of_every_packet_what_status_tells() {
 
     let count = |metrics: &Metrics, name: &str| metrics[&format!("{name}_seconds_count")];
     assert_eq!(count(&metrics, "podmirror_attach_duration"), 4.0, "two hooks of two taps");
-    assert_eq!(count(&metrics, "podmirror_event_to_tap"), 2.0, "{metrics:#?}");
+    assert_eq!(count(&metrics, "podmirror_tap_latency"), 2.0, "{metrics:#?}");
     assert!(count(&metrics, "podmirror_reconcile_duration") >= 2.0, "{metrics:#?}");
-    assert!(metrics["podmirror_event_to_tap_seconds_sum"] > 0.0, "{metrics:#?}");
-    let build = format!("podmirror_build_info{{version=\"{}\"}}", status.version);
+    assert!(metrics["podmirror_tap_latency_seconds_sum"] > 0.0, "{metrics:#?}");
+    let (version, revision) = status.version.trim_end_matches(')').split_once(" (").unwrap();
+    let build = format!("podmirror_build_info{{revision=\"{revision}\",version=\"{version}\"}}");
     let mut expected = BTreeMap::from([
         (build.as_str(), 1.0),
-        ("podmirror_taps{state=\"wanted\"}", 2.0),
-        ("podmirror_taps{state=\"attached\"}", 2.0),
-        ("podmirror_skipped_pods{reason=\"HostNetwork\"}", 1.0),
+        ("podmirror_taps_desired", 2.0),
+        ("podmirror_taps", 2.0),
+        ("podmirror_pods_not_mirrored{reason=\"HostNetwork\"}", 1.0),
         ("podmirror_bad_annotations", 1.0),
         (UP, 1.0),
         (DROPPED, 0.0),
-        ("podmirror_ended_mirrors", 1.0),
+        ("podmirror_ended_sessions", 1.0),
         ("podmirror_copied_again_total", 0.0),
-        ("podmirror_failures", 0.0),
+        ("podmirror_pending_failures", 0.0),
     ]);
     let failures = OPS.map(|op| format!("podmirror_op_failures_total{{op=\"{op}\"}}"));
     expected.extend(failures.iter().map(|series| (series.as_str(), 0.0)));
@@ -131,15 +132,15 @@ fn metrics_tell_of_every_packet_what_status_tells() {
     lab.wait_metrics(|metrics| metrics[UP] == 0.0);
     pods.write(&[PodSpec::of(web).mirror("egress").annotated("podmirror.io/filter", "icmp")]);
     for (series, value) in [
-        ("podmirror_taps{state=\"wanted\"}", 1.0),
-        ("podmirror_taps{state=\"attached\"}", 1.0),
+        ("podmirror_taps_desired", 1.0),
+        ("podmirror_taps", 1.0),
         ("podmirror_bad_annotations", 0.0),
         (UP, 0.0),
-        ("podmirror_ended_mirrors", 0.0),
+        ("podmirror_ended_sessions", 0.0),
     ] {
         expected.insert(series, value);
     }
-    expected.remove("podmirror_skipped_pods{reason=\"HostNetwork\"}");
+    expected.remove("podmirror_pods_not_mirrored{reason=\"HostNetwork\"}");
     let metrics = lab.wait_metrics(|metrics| states(metrics) == expected);
     assert_eq!(only(&metrics, &[COVERAGE]).len(), 2, "{metrics:#?}");
     assert_eq!(only(&metrics, &counted), counters_of(&lab.status()));
@@ -157,7 +158,7 @@ fn ready_after_the_first_good_list_and_not_unready_by_a_bad_one() {
     pods.write(&[PodSpec::of(web).mirror("true")]);
     lab.wait_get("/readyz", 200);
     // When the agent is ready, the tap is attached.
-    assert_eq!(lab.metrics()["podmirror_taps{state=\"attached\"}"], 1.0);
+    assert_eq!(lab.metrics()["podmirror_taps"], 1.0);
     lab.wait_mirrored(&[web]);
     pods.write_in_place("]garbage: [");
     agent.wait_for_log(&["the last good list of pods stays in force"]);
@@ -172,17 +173,17 @@ fn one_pod_that_cannot_be_tapped_is_told_by_the_metrics_and_keeps_no_agent_unrea
     lab.node().tc(&format!("qdisc add dev {} ingress", web.veth_host()));
     let pods = PodsFile::new(lab, &[PodSpec::of(web).mirror("true"), PodSpec::of(db).mirror("true")]);
     let agent = Agent::run(lab, AttachMode::Clsact, &pods, &[]);
-    const HIDDEN: &str = "podmirror_skipped_pods{reason=\"Hidden\"}";
+    const HIDDEN: &str = "podmirror_pods_not_mirrored{reason=\"Hidden\"}";
     let metrics = lab.wait_metrics(|metrics| metrics.get(HIDDEN) == Some(&1.0));
-    assert_eq!(metrics["podmirror_taps{state=\"wanted\"}"], 2.0);
-    assert_eq!(metrics["podmirror_taps{state=\"attached\"}"], 1.0);
+    assert_eq!(metrics["podmirror_taps_desired"], 2.0);
+    assert_eq!(metrics["podmirror_taps"], 1.0);
     assert_eq!(metrics["podmirror_op_failures_total{op=\"attach\"}"], 0.0, "it is known, and not tried");
     agent.wait_for_log(&["\"Hidden\"", "default/web", "ingress: the device has an ingress qdisc"]);
     lab.wait_get("/readyz", 200);
     assert_eq!(lab.get("/healthz").status, 200);
     lab.node().tc(&format!("qdisc del dev {} ingress", web.veth_host()));
-    let metrics = lab.wait_metrics(|metrics| metrics["podmirror_taps{state=\"attached\"}"] == 2.0);
-    assert!(!metrics.contains_key(HIDDEN) && metrics["podmirror_failures"] == 0.0, "{metrics:?}");
+    let metrics = lab.wait_metrics(|metrics| metrics["podmirror_taps"] == 2.0);
+    assert!(!metrics.contains_key(HIDDEN) && metrics["podmirror_pending_failures"] == 0.0, "{metrics:?}");
     agent.stop();
 }
 
@@ -227,7 +228,7 @@ fn clients_that_mean_no_good_stop_neither_the_loop_nor_each_other() {
         };
     }
     assert_eq!(lab.get("/healthz").status, 200);
-    assert_eq!(lab.metrics()["podmirror_taps{state=\"attached\"}"], 1.0);
+    assert_eq!(lab.metrics()["podmirror_taps"], 1.0);
     pods.write(&[PodSpec::of(web).mirror("true"), PodSpec::of(db).mirror("true")]);
     lab.wait_mirrored(&[web, db]);
     let sockets = lab.node().run("ss -Htn state established sport = :10706");
@@ -268,7 +269,7 @@ fn an_address_that_cannot_be_used_is_told_and_tried_again_while_mirroring_goes_o
             lab.wait_get("/readyz", 200);
             assert_eq!(failures(&lab.status()), Vec::<String>::new());
             agent.wait_for_log(&["serving /healthz", address]);
-            assert_eq!(lab.metrics()["podmirror_taps{state=\"attached\"}"], 1.0);
+            assert_eq!(lab.metrics()["podmirror_taps"], 1.0);
             agent.stop();
             break;
         }

@@ -97,7 +97,7 @@ fn what_the_mirror_interface_drops_is_told() {
     let pods = PodsFile::new(lab, &[PodSpec::of(web).mirror("true")]);
     let agent = Agent::run(lab, any_mode(), &pods, &["--mirror-iface", "cap0"]);
     let told = |status: &Status| {
-        let series = "podmirror_mirror_interface_dropped_total{device=\"cap0\",target=\"default\"}";
+        let series = "podmirror_target_dropped_frames_total{destination=\"cap0\",target=\"default\"}";
         (status.mirror().dropped, lab.metrics()[series])
     };
     assert_eq!(told(&lab.wait_mirrored(&[web])), (Some(0), 0.0));
