@@ -12,7 +12,10 @@ use std::{
     time::Duration,
 };
 
-use mirror_common::verdict::{Direction, Misfit};
+use mirror_common::{
+    abi::MAX_SESSIONS,
+    verdict::{Direction, Misfit},
+};
 use prometheus::{
     Histogram, HistogramOpts, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry, TextEncoder,
     core::Collector, process_collector::ProcessCollector,
@@ -265,6 +268,9 @@ fn register_state(
     register(registry, &up)?;
     register(registry, &readers)?;
     register(registry, &dropped)?;
+    let sessions = taps.iter().map(|tap| tap.sessions.len()).sum();
+    gauge(registry, "podmirror_sessions", "Sessions of all taps, captures included.", sessions)?;
+    gauge(registry, "podmirror_sessions_max", "Sessions that a node can have.", MAX_SESSIONS as usize)?;
     gauge(
         registry,
         "podmirror_ended_sessions",

@@ -97,6 +97,8 @@ fn a_pod_and_its_successor_are_one_series_and_an_interface_has_no_pod() {
             format!("podmirror_packets_total{} 5", labels("", "", "default")),
             format!("podmirror_packets_total{} 1007", labels("shop", "web", "default")),
             format!("podmirror_packets_total{} 70", labels("shop", "web", "ids")),
+            "podmirror_sessions 4".into(),
+            "podmirror_sessions_max 4096".into(),
             "podmirror_stream_readers{target=\"live\"} 0".into(),
             "podmirror_target_dropped_frames_total{destination=\"mirror0\",target=\"default\"} 5".into(),
             "podmirror_target_up{destination=\"ids0\",target=\"ids\"} 0".into(),

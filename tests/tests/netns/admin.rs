@@ -118,6 +118,8 @@ fn metrics_tell_of_every_packet_what_status_tells() {
         ("podmirror_bad_annotations", 1.0),
         (UP, 1.0),
         (DROPPED, 0.0),
+        ("podmirror_sessions", 2.0),
+        ("podmirror_sessions_max", 4096.0),
         ("podmirror_ended_sessions", 1.0),
         ("podmirror_copied_again_total", 0.0),
         ("podmirror_pending_failures", 0.0),
@@ -136,6 +138,7 @@ fn metrics_tell_of_every_packet_what_status_tells() {
         ("podmirror_taps", 1.0),
         ("podmirror_bad_annotations", 0.0),
         (UP, 0.0),
+        ("podmirror_sessions", 1.0),
         ("podmirror_ended_sessions", 0.0),
     ] {
         expected.insert(series, value);
