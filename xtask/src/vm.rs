@@ -108,7 +108,7 @@ const STORIES: [&str; 23] = [
     "order::WAY::",
     "pairs::WAY::an_ipvlan_and_what_differs_most_are_mirrored_once",
     "pod_side::WAY::a_macvlan_pod_is_mirrored",
-    "pod_side::filters::",
+    "pod_side::filters::a_filter_that_is_removed_comes_back_and_the_gap_is_told",
     "pod_side::nics::WAY::an_ipvlan_l3_pod_is_mirrored",
     "pod_side::nics::WAY::an_ipvlan_pod_is_mirrored",
     "returns::what_goes_up_through_a_bridge_and_back_is_mirrored_once",
