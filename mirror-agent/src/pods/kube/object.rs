@@ -1,8 +1,8 @@
 //! The part of a Kubernetes object that the agent keeps. Pure; [`kube`](super) stores it.
 
-use std::{borrow::Cow, collections::BTreeMap};
+use std::collections::BTreeMap;
 
-use k8s_openapi::api::core::v1::{Namespace, Pod as CorePod};
+use k8s_openapi::api::core::v1::Namespace;
 use kube::{
     Resource,
     core::{ObjectMeta, PartialObjectMeta},
@@ -26,7 +26,8 @@ const MOST_KEPT: usize = 32 << 10;
 /// cannot be read.
 ///
 /// Any JSON can be decoded to this type, so that one invalid object does not block all others.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Resource, Debug, Clone, PartialEq)]
+#[resource(inherit = "k8s_openapi::api::core::v1::Pod")]
 pub(super) struct PodObject {
     metadata: ObjectMeta,
     /// `Ok(None)`: the pod has ended, and has no processes any more.
@@ -144,34 +145,5 @@ impl Keep for PartialObjectMeta<Namespace> {
 
     fn is_same(&self, other: &Self) -> bool {
         self.metadata == other.metadata
-    }
-}
-
-impl Resource for PodObject {
-    type DynamicType = ();
-    type Scope = <CorePod as Resource>::Scope;
-
-    fn kind(_: &()) -> Cow<'_, str> {
-        CorePod::kind(&())
-    }
-
-    fn group(_: &()) -> Cow<'_, str> {
-        CorePod::group(&())
-    }
-
-    fn version(_: &()) -> Cow<'_, str> {
-        CorePod::version(&())
-    }
-
-    fn plural(_: &()) -> Cow<'_, str> {
-        CorePod::plural(&())
-    }
-
-    fn meta(&self) -> &ObjectMeta {
-        &self.metadata
-    }
-
-    fn meta_mut(&mut self) -> &mut ObjectMeta {
-        &mut self.metadata
     }
 }
