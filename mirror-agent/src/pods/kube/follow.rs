@@ -99,14 +99,16 @@ impl<K: Keep + DeserializeOwned + Send + Sync> Follower<K> {
                 () = sleep_until(again), if self.kept.has_emptied() => None,
             };
             let Some(event) = event else { return Ok(()) };
-            if matches!(event, Event::InitDone) {
+            let is_complete = matches!(event, Event::InitDone);
+            let changes = self.kept.take_in(event);
+            if is_complete {
                 self.shared.set(self.watched, true);
                 (self.is_listed, self.denials) = (true, 0);
                 if self.told.take().is_some() {
                     info!(watched = self.watched.name(), "the Kubernetes API is back, and has listed these");
                 }
             }
-            if self.kept.take_in(event) {
+            if changes {
                 self.shared.changed.notify_one();
             }
         }

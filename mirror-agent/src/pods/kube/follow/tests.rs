@@ -3,7 +3,10 @@
 
 #![expect(clippy::unwrap_used, reason = "tests panic")]
 
-use std::sync::{Mutex, MutexGuard};
+use std::sync::{
+    Mutex, MutexGuard,
+    atomic::{AtomicBool, Ordering},
+};
 
 use kube::Client;
 use serde_json::{Value, json};
@@ -69,10 +72,6 @@ impl World {
             _ => return Reply::Status(404),
         };
         let from: u64 = word("resourceVersion").and_then(|version| version.parse().ok()).unwrap_or(0);
-        let bookmark = || {
-            let object = json!({"kind": "", "apiVersion": "v1", "metadata": {"resourceVersion": self.version.to_string()}});
-            json!({"type": "BOOKMARK", "object": object})
-        };
         match word("watch") {
             None if self.is_cut_off => Reply::Never,
             None => Reply::Object(json!({
@@ -82,9 +81,15 @@ impl World {
             Some(_) if self.is_brief => Reply::Watch(Vec::new(), Duration::ZERO),
             // It waits for a newer version, and sends nothing.
             Some(_) if self.is_mute || from > self.version => Reply::Watch(Vec::new(), 10 * WATCH),
-            Some(_) => Reply::Watch(vec![bookmark()], WATCH),
+            Some(_) => Reply::Watch(vec![bookmark(self.version)], WATCH),
         }
     }
+}
+
+fn bookmark(version: u64) -> Value {
+    let object =
+        json!({"kind": "", "apiVersion": "v1", "metadata": {"resourceVersion": version.to_string()}});
+    json!({"type": "BOOKMARK", "object": object})
 }
 
 #[derive(Debug, Clone, Default)]
@@ -194,7 +199,7 @@ fn crowded(
         let list =
             |metadata: Value, items: Vec<Value>| Reply::Object(json!({"metadata": metadata, "items": items}));
         match request.uri().path() {
-            _ if word("watch").is_some() => Reply::Watch(Vec::new(), 10 * WATCH),
+            _ if word("watch").is_some() => Reply::Watch(vec![bookmark(7)], WATCH),
             "/api/v1/pods" | "/api/v1/namespaces" => list(json!({"resourceVersion": "7"}), Vec::new()),
             "/apis/podmirror.io/v1alpha1/mirrors" => {
                 let from = number("continue").unwrap_or(0);
@@ -247,8 +252,12 @@ async fn hostile_mirrors_come_in_pages_and_leave_their_names() {
 #[tokio::test(start_paused = true)]
 async fn the_mirrors_of_a_namespace_have_a_bound_together() {
     // About 41 bytes for each value.
-    let large = selector(2000);
-    let (client, _) = crowded(100, move |_| large.clone());
+    let (large, are_small) = (selector(2000), Arc::new(AtomicBool::new(false)));
+    let small = Arc::clone(&are_small);
+    let (client, _) = crowded(100, move |_| match small.load(Ordering::Relaxed) {
+        true => selector(1),
+        false => large.clone(),
+    });
     let pods = KubePods::watch(client, "one", |_| {});
     seconds(20).await;
     let resources = pods.resources();
@@ -259,6 +268,10 @@ async fn the_mirrors_of_a_namespace_have_a_bound_together() {
         assert!(why.starts_with("spec: the Mirrors of this namespace have more than 4 MiB"), "{why}");
         assert!(format!("{resource:?}").len() < 1000);
     }
+    // There is room for all when they are smaller.
+    are_small.store(true, Ordering::Relaxed);
+    seconds(watch_seconds("one").into()).await;
+    assert!(pods.resources().iter().all(|resource| resource.request.is_ok()));
 }
 
 #[tokio::test(start_paused = true)]
