@@ -10,7 +10,7 @@ use crate::Node;
 const MIRROR: [(&str, &str); 1] = [("podmirror.io/mirror", "true")];
 /// Time until the agent notices that a server is silent that still acknowledges packets: a watch may be silent for 150
 /// s, and a response may start after 60 s.
-const NOTICED: Duration = Duration::from_secs(190);
+const NOTICED: Duration = Duration::from_secs(220);
 /// Time until the agent notices that its packets to the server are lost.
 const CUT_OFF: Duration = Duration::from_secs(70);
 /// Time until the agent is unready after that: a minute. To be ready again takes a little longer at most: a response and

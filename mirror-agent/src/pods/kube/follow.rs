@@ -1,13 +1,14 @@
 //! [`Follower`]: the objects of one kind in the Kubernetes API, by `kube::runtime::watcher`.
 //!
 //! Each list is the newest one and complete, so an old list never removes a tap or starts a mirror that was revoked.
-//! After any failure the kind is listed again: the watcher would resume the watch without a sign that the server is
-//! back, and a server whose store was restored from a backup would let it wait for a version that never comes.
+//! After a failure or a long silence, the kind is listed again: the watcher would resume the watch without a sign that
+//! the server is back, and a server whose store was restored from a backup would let it wait for a version that never
+//! comes.
 
 #[cfg(test)]
 mod tests;
 
-use std::{pin::pin, sync::Arc, time::Duration};
+use std::{error::Error, iter::successors, pin::pin, sync::Arc, time::Duration};
 
 use futures_util::TryStreamExt as _;
 use hyper::Request;
@@ -19,7 +20,7 @@ use kube::{
 use serde::de::DeserializeOwned;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tower::{BoxError, ServiceBuilder};
-use tower_http::timeout::TimeoutBody;
+use tower_http::timeout::{TimeoutBody, TimeoutError};
 use tracing::{info, warn};
 
 use super::{
@@ -29,8 +30,8 @@ use super::{
 
 /// The timeout for the start of a response: that of API servers for a request.
 const ANSWER: Duration = Duration::from_secs(60);
-/// The longest silence within a response. API servers send a bookmark once a minute or a little later. (A dead
-/// connection ends earlier: see `mirror_client`.)
+/// The longest silence within a response. API servers send a bookmark once a minute if they know a newer version. After
+/// a longer silence, a list shows whether the server responds. (A dead connection ends earlier: see `mirror_client`.)
 const SILENCE: Duration = Duration::from_secs(150);
 /// The maximum number of requests in this time. The watcher does not pause when a server ends each watch at once.
 const PACE: (u64, Duration) = (100, Duration::from_secs(10));
@@ -89,13 +90,16 @@ impl<K: Keep + DeserializeOwned + Send + Sync> Follower<K> {
         }
     }
 
-    /// Lists and watches until a failure, or until an object that was emptied may fit.
+    /// Lists and watches until a failure, a long silence, or until an object that was emptied may fit.
     async fn follow(&mut self) -> watcher::Result<()> {
         let mut events = pin!(watcher::watcher(self.api.clone(), self.config.clone()));
         let again = Instant::now() + Duration::from_secs(self.config.timeout.unwrap_or_default().into());
         loop {
             let event = tokio::select! {
-                event = events.try_next() => event?,
+                event = events.try_next() => match event {
+                    Err(error) if is_silence(&error) => None,
+                    event => event?,
+                },
                 () = sleep_until(again), if self.kept.has_emptied() => None,
             };
             let Some(event) = event else { return Ok(()) };
@@ -162,6 +166,12 @@ impl<K: Keep + DeserializeOwned + Send + Sync> Follower<K> {
             self.told = Some(error);
         }
     }
+}
+
+/// Whether the watch ended because the server was silent.
+fn is_silence(error: &watcher::Error) -> bool {
+    let mut causes = successors(Some(error as &(dyn Error + 'static)), |&error| error.source());
+    matches!(error, watcher::Error::WatchFailed(_)) && causes.any(|error| error.is::<TimeoutError>())
 }
 
 /// Returns the client with limits for the silence of a server that is alive, and for the number of requests.
