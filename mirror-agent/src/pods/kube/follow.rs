@@ -11,10 +11,8 @@ mod tests;
 use std::{error::Error, iter::successors, pin::pin, sync::Arc, time::Duration};
 
 use futures_util::TryStreamExt as _;
-use hyper::Request;
 use kube::{
     Api, Client,
-    client::Body,
     runtime::watcher::{self, Config, DefaultBackoff, Event},
 };
 use serde::de::DeserializeOwned;
@@ -176,7 +174,7 @@ fn is_silence(error: &watcher::Error) -> bool {
 
 /// Returns the client with limits for the silence of a server that is alive, and for the number of requests.
 fn impatient(client: Client) -> Client {
-    let answer = move |request: Request<Body>| {
+    let answer = move |request| {
         let client = client.clone();
         async move {
             let response = timeout(ANSWER, client.send(request)).await;
