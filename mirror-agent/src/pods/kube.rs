@@ -15,7 +15,6 @@ pub mod installation;
 mod kept;
 mod object;
 mod resource;
-mod seen;
 mod static_pods;
 #[cfg(test)]
 mod tests;
@@ -29,9 +28,12 @@ use std::{
 
 use k8s_openapi::api::core::v1::Namespace;
 use kube::{
-    Api, Client,
+    Client,
     core::{ObjectMeta, PartialObjectMeta},
-    runtime::reflector::{ObjectRef, Store},
+    runtime::{
+        reflector::{ObjectRef, Store},
+        watcher::Config,
+    },
 };
 use mirror_api::{ClusterMirror, Mirror, MirrorTarget};
 use serde::de::DeserializeOwned;
@@ -51,15 +53,13 @@ use self::{
     kept::{Deleted, Keep, Kept},
     object::{PodObject, TOO_LONG},
     resource::ResourceObject,
-    seen::Seen,
     static_pods::StaticPods,
 };
 use super::{PodSource, SourceState};
 use crate::model::{Pod, Resource, TargetResource};
 
 /// The duration of a watch in seconds, after which the server ends it (`timeoutSeconds`). It differs between agents:
-/// otherwise all agents that were disconnected at the same moment would restart their watches together forever. It does
-/// not serve to end a dead watch: see `mirror_client` and `follow`.
+/// otherwise all agents that were disconnected at the same moment would restart their watches together forever.
 const WATCH_TIMEOUT: RangeInclusive<u32> = 420..=540;
 
 /// The watched kind of object.
@@ -91,6 +91,14 @@ impl Watched {
 
     /// The number of kinds.
     const COUNT: usize = 5;
+
+    /// The page size of a list. The authors of the objects are untrusted, and an object has up to 1.5 MB.
+    const fn page(self) -> u32 {
+        match self {
+            Self::Namespaces => 128,
+            Self::Pods | Self::Mirrors | Self::ClusterMirrors | Self::MirrorTargets => 8,
+        }
+    }
 
     /// Whether a cluster can lack objects of this kind, because their CRD is not installed or the agent may not read
     /// them.
@@ -189,16 +197,9 @@ impl Watches {
         watched: Watched,
         fields: Option<String>,
     ) {
-        let follower = Follower {
-            watched,
-            api: Api::<K>::all(self.client.clone()),
-            kept,
-            shared: Arc::clone(&self.shared),
-            fields,
-            watch_seconds: self.seconds,
-            seen: Seen::default(),
-            lacking: None,
-        };
+        let mut config = Config::default().timeout(self.seconds).page_size(watched.page());
+        config.field_selector = fields;
+        let follower = Follower::new(&self.client, watched, config, kept, Arc::clone(&self.shared));
         self.tasks.spawn(follower.run());
     }
 }

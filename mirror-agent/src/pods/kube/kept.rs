@@ -96,40 +96,34 @@ impl<K: Keep> Kept<K> {
     /// always may, an object only if it has changed.
     pub(super) fn take_in(&mut self, event: Event<K>) -> bool {
         let mut event = event.modify(K::trim);
-        if let Event::Apply(object) | Event::InitApply(object) | Event::Delete(object) = &event
-            && object.meta().name.is_none()
-        {
-            warn!(kind = %K::kind(&()), "an object from the Kubernetes API has no name, and is left out");
-            // The store cannot hold it.
-            return false;
-        }
+        let mut changes = false;
         match &mut event {
+            Event::Apply(object) | Event::InitApply(object) | Event::Delete(object)
+                if object.meta().name.is_none() =>
+            {
+                warn!(kind = %K::kind(&()), "an object from the Kubernetes API has no name, and is left out");
+                // The store cannot hold it.
+                return false;
+            }
             Event::Init => {
                 self.taken.clear();
                 self.has_emptied = false;
             }
-            Event::InitApply(object) => self.make_room(object, 0),
+            Event::InitApply(object) => {
+                self.make_room(object);
+                self.is_new(object);
+            }
             Event::Apply(object) => {
-                let before = self.kept_size(object);
-                self.make_room(object, before);
+                self.give_back(object);
+                self.make_room(object);
+                changes = self.is_new(object);
             }
             Event::Delete(object) => {
-                let before = self.kept_size(object);
-                if let Some(taken) = object.meta().namespace.as_ref().and_then(|of| self.taken.get_mut(of)) {
-                    *taken = taken.saturating_sub(before);
-                }
+                self.give_back(object);
+                changes = true;
             }
-            Event::InitDone => {}
+            Event::InitDone => changes = true,
         }
-        let changes = match &event {
-            Event::Apply(object) => self.is_new(object),
-            Event::InitApply(object) => {
-                self.is_new(object);
-                false
-            }
-            Event::Delete(_) | Event::InitDone => true,
-            Event::Init => false,
-        };
         let before = match (&self.deleted, &event) {
             (Some(_), Event::InitDone) => self.store.state(),
             _ => Vec::new(),
@@ -150,16 +144,18 @@ impl<K: Keep> Kept<K> {
         self.has_emptied
     }
 
-    /// Returns the size of the stored form of an object.
-    fn kept_size(&self, object: &K) -> usize {
-        self.store.get(&object.to_object_ref(())).map_or(0, |kept| kept.size())
+    /// Gives back the room of the stored form of an object.
+    fn give_back(&mut self, object: &K) {
+        let size = self.store.get(&object.to_object_ref(())).map_or(0, |kept| kept.size());
+        if let Some(taken) = object.meta().namespace.as_ref().and_then(|of| self.taken.get_mut(of)) {
+            *taken = taken.saturating_sub(size);
+        }
     }
 
-    /// Empties the object if it does not fit into the limit of its namespace. `before` is its old size.
-    fn make_room(&mut self, object: &mut K, before: usize) {
+    /// Empties the object if it does not fit into the limit of its namespace.
+    fn make_room(&mut self, object: &mut K) {
         let Some(namespace) = object.meta().namespace.clone() else { return };
         let taken = self.taken.entry(namespace).or_default();
-        *taken = taken.saturating_sub(before);
         if *taken + object.size() > MOST {
             object.empty();
             self.has_emptied = true;

@@ -3,7 +3,10 @@
 
 #![expect(clippy::unwrap_used, reason = "tests panic")]
 
-use std::sync::{Mutex, MutexGuard};
+use std::sync::{
+    Mutex, MutexGuard,
+    atomic::{AtomicBool, AtomicUsize, Ordering},
+};
 
 use kube::Client;
 use serde_json::{Value, json};
@@ -19,6 +22,8 @@ use crate::pods::{
 
 /// The duration of a watch of this server.
 const WATCH: Duration = Duration::from_secs(60);
+/// The longest time from a failure to the next list.
+const SOON: u64 = 30;
 
 /// The state of the server, and its behaviour.
 #[derive(Debug, Default)]
@@ -27,10 +32,8 @@ struct World {
     pods: Vec<&'static str>,
     /// It responds 503 to everything.
     is_down: bool,
-    /// It streams lists.
-    streams: bool,
-    /// It responds with its state for any requested version, as a cache in between does.
-    is_careless: bool,
+    /// It cannot read its store, so it responds to no list.
+    is_cut_off: bool,
     /// It ends every watch at once, and sends nothing.
     is_brief: bool,
     /// It starts watches, and sends nothing.
@@ -49,12 +52,11 @@ impl World {
             let mut words = query.split('&').filter_map(|word| word.split_once('='));
             words.find(|(name, _)| *name == key).map(|(_, value)| value.to_owned())
         };
+        if path == "/api/v1/pods" {
+            self.asked.push(query.to_owned());
+        }
         if self.is_down {
             return Reply::Status(503);
-        }
-        let is_pods = path == "/api/v1/pods";
-        if is_pods {
-            self.asked.push(query.to_owned());
         }
         let object = |name: &str| {
             let version = self.version.to_string();
@@ -69,36 +71,25 @@ impl World {
             }
             _ => return Reply::Status(404),
         };
-        let objects: Vec<_> = names.into_iter().map(object).collect();
-        let asked: u64 = word("resourceVersion").and_then(|version| version.parse().ok()).unwrap_or(0);
-        let is_behind = asked > self.version;
-        let bookmark = |annotations| {
-            let metadata = json!({"resourceVersion": self.version.to_string(), "annotations": annotations});
-            json!({"type": "BOOKMARK", "object": {"kind": "", "apiVersion": "v1", "metadata": metadata}})
-        };
-        match (word("watch"), word("sendInitialEvents")) {
-            (None, _) if is_behind && !self.is_careless => {
-                Reply::Error(504, "Timeout: Too large resource version: 50, current: 10")
-            }
-            (None, _) => Reply::Object(json!({
-                "metadata": {"resourceVersion": self.version.to_string()}, "items": objects,
+        let from: u64 = word("resourceVersion").and_then(|version| version.parse().ok()).unwrap_or(0);
+        match word("watch") {
+            None if self.is_cut_off => Reply::Never,
+            None => Reply::Object(json!({
+                "metadata": {"resourceVersion": self.version.to_string()},
+                "items": names.into_iter().map(object).collect::<Vec<_>>(),
             })),
-            (Some(_), Some(_)) if !self.streams => Reply::Status(422),
-            (Some(_), Some(_)) => {
-                let added = |object| json!({"type": "ADDED", "object": object});
-                let mut lines: Vec<_> = objects.into_iter().map(added).collect();
-                if !is_behind || self.is_careless {
-                    lines.push(bookmark(json!({LIST_END: "true"})));
-                }
-                Reply::Watch(lines, WATCH)
-            }
-            (Some(_), None) if self.is_mute => Reply::Watch(Vec::new(), 10 * WATCH),
-            (Some(_), None) if self.is_brief => Reply::Watch(Vec::new(), Duration::ZERO),
+            Some(_) if self.is_brief => Reply::Watch(Vec::new(), Duration::ZERO),
             // It waits for a newer version, and sends nothing.
-            (Some(_), None) if is_behind => Reply::Watch(Vec::new(), WATCH),
-            (Some(_), None) => Reply::Watch(vec![bookmark(json!({}))], WATCH),
+            Some(_) if self.is_mute || from > self.version => Reply::Watch(Vec::new(), 10 * WATCH),
+            Some(_) => Reply::Watch(vec![bookmark(self.version)], WATCH),
         }
     }
+}
+
+fn bookmark(version: u64) -> Value {
+    let object =
+        json!({"kind": "", "apiVersion": "v1", "metadata": {"resourceVersion": version.to_string()}});
+    json!({"type": "BOOKMARK", "object": object})
 }
 
 #[derive(Debug, Clone, Default)]
@@ -121,15 +112,11 @@ impl Server {
         self.0.lock().unwrap()
     }
 
-    /// Returns the versions of the lists of pods that were requested since the last call.
-    fn lists_asked(&self) -> Vec<String> {
+    /// Returns the number of lists of pods and of watches that were requested since the last call.
+    fn asked(&self) -> (usize, usize) {
         let asked = std::mem::take(&mut self.world().asked);
-        let is_list = |query: &&String| !query.contains("watch=true") || query.contains("sendInitialEvents");
-        let version = |query: &String| {
-            let version = query.split('&').find_map(|word| word.strip_prefix("resourceVersion="));
-            version.unwrap_or_default().to_owned()
-        };
-        asked.iter().filter(is_list).map(version).collect()
+        let watches = asked.iter().filter(|query| query.contains("watch=true")).count();
+        (asked.len() - watches, watches)
     }
 }
 
@@ -143,7 +130,7 @@ async fn seconds(seconds: u64) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn where_no_list_is_streamed_a_plain_one_is_taken_from_the_servers_memory() {
+async fn the_newest_list_is_requested_in_pages_and_watched_from_there() {
     let server = Server::new(World { version: 7, ..World::default() });
     let _pods = KubePods::watch(server.client(), "one", |_| {});
     seconds(2).await;
@@ -153,22 +140,52 @@ async fn where_no_list_is_streamed_a_plain_one_is_taken_from_the_servers_memory(
         words
     };
     let queries: Vec<_> = server.world().asked.iter().map(words).collect();
-    let timeout = format!("timeoutSeconds={}", watch_seconds("one"));
-    let (node, latest) = ("fieldSelector=spec.nodeName%3Done", "resourceVersionMatch=NotOlderThan");
-    let bookmarks = "allowWatchBookmarks=true";
-    let streaming =
-        [bookmarks, node, "resourceVersion=", latest, "sendInitialEvents=true", &timeout, "watch=true"];
-    let plain = [node, "resourceVersion=0", latest];
-    let watch = [bookmarks, node, "resourceVersion=7", &timeout, "watch=true"];
-    assert_eq!(queries, [&streaming[..], &plain, &watch]);
+    let (node, timeout) =
+        ("fieldSelector=spec.nodeName%3Done", format!("timeoutSeconds={}", watch_seconds("one")));
+    let list = [node, "limit=8"];
+    let watch = ["allowWatchBookmarks=true", node, "resourceVersion=7", &timeout, "watch=true"];
+    assert_eq!(queries, [&list[..], &watch]);
+}
+
+/// The second page of the list fails. The pods of the first page could be all that is left of a mirror.
+#[tokio::test(start_paused = true)]
+async fn a_part_of_a_list_changes_nothing() {
+    let has_pages = Arc::new(Mutex::new(true));
+    let has = Arc::clone(&has_pages);
+    let client = fake::client(move |request| {
+        let query = request.uri().query().unwrap_or_default();
+        let object = |name: &str| json!({"metadata": {"name": name, "namespace": "shop", "uid": name}});
+        let list = |token: &str, items: &[&str]| {
+            let items: Vec<_> = items.iter().map(|name| object(name)).collect();
+            Reply::Object(json!({"metadata": {"resourceVersion": "7", "continue": token}, "items": items}))
+        };
+        match request.uri().path() {
+            _ if query.contains("watch=true") => Reply::Watch(Vec::new(), WATCH),
+            "/api/v1/namespaces" => list("", &["shop"]),
+            "/api/v1/pods" if query.contains("continue=") => {
+                Reply::Error(410, "The provided continue parameter is too old")
+            }
+            "/api/v1/pods" if *has.lock().unwrap() => list("next", &["web"]),
+            "/api/v1/pods" => list("", &["web", "db"]),
+            _ => Reply::Status(404),
+        }
+    });
+    let pods = KubePods::watch(client, "one", |_| {});
+    seconds(60).await;
+    assert_eq!((pods.snapshot(), *pods.state().borrow()), (None, SourceState::Starting));
+    *has_pages.lock().unwrap() = false;
+    seconds(SOON).await;
+    assert_eq!(
+        (names(&pods), *pods.state().borrow()),
+        (vec!["db".into(), "web".into()], SourceState::Current)
+    );
 }
 
 fn mirrors(pods: &KubePods) -> Vec<String> {
     pods.resources().iter().map(|resource| resource.id.to_string()).collect()
 }
 
-/// A server that predates the limits of the CRD and does not stream lists, with this number of Mirrors. Also returns
-/// the sizes of the pages.
+/// A server that predates the limits of the CRD, with this number of Mirrors. Also returns the sizes of the pages.
 fn crowded(
     mirrors: usize,
     spec: impl Fn(usize) -> Value + Send + Sync + 'static,
@@ -182,8 +199,7 @@ fn crowded(
         let list =
             |metadata: Value, items: Vec<Value>| Reply::Object(json!({"metadata": metadata, "items": items}));
         match request.uri().path() {
-            _ if word("sendInitialEvents").is_some() => Reply::Status(422),
-            _ if word("watch").is_some() => Reply::Watch(Vec::new(), 10 * WATCH),
+            _ if word("watch").is_some() => Reply::Watch(vec![bookmark(7)], WATCH),
             "/api/v1/pods" | "/api/v1/namespaces" => list(json!({"resourceVersion": "7"}), Vec::new()),
             "/apis/podmirror.io/v1alpha1/mirrors" => {
                 let from = number("continue").unwrap_or(0);
@@ -220,7 +236,7 @@ async fn hostile_mirrors_come_in_pages_and_leave_their_names() {
     let pods = KubePods::watch(client, "one", |_| {});
     seconds(20).await;
     let resources = pods.resources();
-    assert_eq!((resources.len(), pages.lock().unwrap().iter().max()), (40, Some(&16)));
+    assert_eq!((resources.len(), pages.lock().unwrap().iter().max()), (40, Some(&8)));
     let (good, hostile): (Vec<_>, Vec<_>) = resources.iter().partition(|resource| resource.request.is_ok());
     assert_eq!((good.len(), hostile.len()), (1, 39));
     for resource in hostile {
@@ -236,8 +252,12 @@ async fn hostile_mirrors_come_in_pages_and_leave_their_names() {
 #[tokio::test(start_paused = true)]
 async fn the_mirrors_of_a_namespace_have_a_bound_together() {
     // About 41 bytes for each value.
-    let large = selector(2000);
-    let (client, _) = crowded(100, move |_| large.clone());
+    let (large, are_small) = (selector(2000), Arc::new(AtomicBool::new(false)));
+    let small = Arc::clone(&are_small);
+    let (client, _) = crowded(100, move |_| match small.load(Ordering::Relaxed) {
+        true => selector(1),
+        false => large.clone(),
+    });
     let pods = KubePods::watch(client, "one", |_| {});
     seconds(20).await;
     let resources = pods.resources();
@@ -248,11 +268,15 @@ async fn the_mirrors_of_a_namespace_have_a_bound_together() {
         assert!(why.starts_with("spec: the Mirrors of this namespace have more than 4 MiB"), "{why}");
         assert!(format!("{resource:?}").len() < 1000);
     }
+    // There is room for all when they are smaller.
+    are_small.store(true, Ordering::Relaxed);
+    seconds(watch_seconds("one").into()).await;
+    assert!(pods.resources().iter().all(|resource| resource.request.is_ok()));
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_cluster_without_mirrors_is_followed_all_the_same() {
-    let server = Server::new(World { version: 7, pods: vec!["web"], streams: true, ..World::default() });
+    let server = Server::new(World { version: 7, pods: vec!["web"], ..World::default() });
     let pods = KubePods::watch(server.client(), "one", |_| {});
     let state = || *pods.state().borrow();
     seconds(1).await;
@@ -277,7 +301,7 @@ async fn a_cluster_without_mirrors_is_followed_all_the_same() {
             away += u32::from(matches!(state(), SourceState::Away { .. }));
         }
     }
-    assert!((2..20).contains(&away), "{away} s");
+    assert!((2..45).contains(&away), "{away} s");
     assert_eq!((mirrors(&pods), state()), (vec![], SourceState::Current));
 }
 
@@ -301,123 +325,80 @@ async fn mirrors_that_may_not_be_read_are_none_unless_they_were_read_before() {
     assert!(matches!(state(), SourceState::Away { .. }));
 }
 
+/// As after a partition, when the connection leads to another server, which lags behind.
 #[tokio::test(start_paused = true)]
-async fn a_list_from_the_past_is_not_taken_and_a_newer_one_is() {
-    for (streams, is_careless) in [(true, true), (true, false), (false, true), (false, false)] {
-        let world = World { version: 50, pods: vec!["web"], streams, is_careless, ..World::default() };
-        let server = Server::new(world);
-        let pods = KubePods::watch(server.client(), "one", |_| {});
-        seconds(2).await;
-        assert_eq!((names(&pods), *pods.state().borrow()), (vec!["web".into()], SourceState::Current));
-        server.lists_asked();
-        // The server is replaced by another one, which lags behind.
-        server.world().is_down = true;
-        seconds(70).await;
-        assert!(matches!(*pods.state().borrow(), SourceState::Away { .. }));
-        *server.world() = World { version: 40, pods: vec!["old"], streams, is_careless, ..World::default() };
-        for second in 0..120 {
-            seconds(1).await;
-            assert_eq!(names(&pods), ["web"], "after {second} s, {streams} {is_careless}");
-            assert!(matches!(*pods.state().borrow(), SourceState::Away { .. }));
-        }
-        // The cache is queried first, and the store only if the cache stays behind.
-        let asked = server.lists_asked();
-        assert!(asked.len() >= 3 && asked[..3].iter().all(|version| version == "50"), "{asked:?}");
-        assert!(asked.len() < 40, "{asked:?}");
-        // It has caught up.
-        *server.world() = World { version: 51, pods: vec!["new"], streams, is_careless, ..World::default() };
-        seconds(45).await;
-        assert_eq!((names(&pods), *pods.state().borrow()), (vec!["new".into()], SourceState::Current));
+async fn a_server_that_cannot_read_its_store_changes_nothing() {
+    let server = Server::new(World { version: 50, pods: vec!["web"], ..World::default() });
+    let pods = KubePods::watch(server.client(), "one", |_| {});
+    seconds(2).await;
+    assert_eq!((names(&pods), *pods.state().borrow()), (vec!["web".into()], SourceState::Current));
+    *server.world() = World { version: 40, pods: vec!["old"], is_cut_off: true, ..World::default() };
+    seconds((WATCH + SILENCE + ANSWER).as_secs() + 1).await;
+    for second in 0..300 {
+        seconds(1).await;
+        assert_eq!(names(&pods), ["web"], "after {second} s");
+        assert!(matches!(*pods.state().borrow(), SourceState::Away { .. }), "after {second} s");
     }
+    // It has caught up.
+    *server.world() = World { version: 51, pods: vec!["new"], ..World::default() };
+    seconds(ANSWER.as_secs() + SOON).await;
+    assert_eq!((names(&pods), *pods.state().borrow()), (vec!["new".into()], SourceState::Current));
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_store_that_was_restored_is_believed_after_a_while() {
-    for (streams, is_down) in [(true, true), (true, false), (false, true), (false, false)] {
-        let server = Server::new(World { version: 50, pods: vec!["web"], streams, ..World::default() });
+async fn a_store_that_was_restored_from_a_backup_counts() {
+    for is_down in [true, false] {
+        let server = Server::new(World { version: 50, pods: vec!["web"], ..World::default() });
         let pods = KubePods::watch(server.client(), "one", |_| {});
         seconds(2).await;
         // The connection breaks; or the server ends its watches regularly, and then waits for a newer version.
         server.world().is_down = is_down;
         seconds(70).await;
-        *server.world() = World { version: 10, pods: vec!["restored"], streams, ..World::default() };
-        seconds(240).await;
-        assert_eq!(names(&pods), ["web"]);
-        seconds(420).await;
-        assert_eq!(names(&pods), ["restored"], "{streams} {is_down}");
-        assert_eq!(*pods.state().borrow(), SourceState::Current);
-        // Afterwards the follower treats it like any other server.
-        *server.world() =
-            World { version: 11, pods: vec!["next"], streams, is_down: true, ..World::default() };
-        seconds(70).await;
-        server.world().is_down = false;
-        seconds(15).await;
-        assert_eq!(names(&pods), ["next"]);
+        *server.world() = World { version: 10, pods: vec!["restored"], ..World::default() };
+        seconds(if is_down { SOON } else { WATCH.as_secs() + SILENCE.as_secs() + SOON }).await;
+        assert_eq!((names(&pods), *pods.state().borrow()), (vec!["restored".into()], SourceState::Current));
     }
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_watch_that_shows_its_version_goes_on_without_another_list() {
-    let server = Server::new(World { version: 50, pods: vec!["web"], streams: true, ..World::default() });
+async fn a_watch_goes_on_without_another_list() {
+    let server = Server::new(World { version: 50, pods: vec!["web"], ..World::default() });
     let _pods = KubePods::watch(server.client(), "one", |_| {});
     seconds(3600).await;
-    let asked = server.world().asked.len();
-    assert_eq!(server.lists_asked(), [""]);
-    assert!((59..=61).contains(&asked), "{asked}");
+    let (lists, watches) = server.asked();
+    assert!(lists == 1 && (59..=61).contains(&watches), "{lists} {watches}");
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_server_that_ends_every_watch_at_once_is_not_asked_without_a_pause() {
-    for streams in [true, false] {
-        let server = Server::new(World { version: 50, streams, is_brief: true, ..World::default() });
-        let _pods = KubePods::watch(server.client(), "one", |_| {});
-        seconds(60).await;
-        let asked = server.world().asked.len();
-        // Per second at most one refused streaming list, one plain list and one watch.
-        assert!(asked <= 3 * 61, "{asked}");
-    }
+async fn a_server_that_ends_every_watch_at_once_gets_a_bounded_number_of_requests() {
+    let server = Server::new(World { version: 50, is_brief: true, ..World::default() });
+    let _pods = KubePods::watch(server.client(), "one", |_| {});
+    seconds(60).await;
+    let (lists, watches) = server.asked();
+    assert!(lists == 1 && watches <= 10 * 61, "{lists} {watches}");
 }
 
-/// The server may hang, or send no bookmarks: a list shows which, and only if it fails does the API count as
-/// unreachable.
+/// The server may hang, or have no newer version for a bookmark: a list shows which, and only if it fails does the API
+/// count as unreachable.
 #[tokio::test(start_paused = true)]
-async fn a_watch_that_stays_silent_begins_again_with_a_list() {
-    let world = World { version: 50, pods: vec!["web"], is_mute: true, ..World::default() };
-    let server = Server::new(world);
-    let pods = KubePods::watch(server.client(), "one", |_| {});
-    let state = pods.state();
+async fn after_a_long_silence_the_pods_are_listed_again() {
+    let server = Server::new(World { version: 50, pods: vec!["web"], is_mute: true, ..World::default() });
+    let failures = Arc::new(AtomicUsize::new(0));
+    let count = Arc::clone(&failures);
+    let restarted = move |_| {
+        count.fetch_add(1, Ordering::Relaxed);
+    };
+    let pods = KubePods::watch(server.client(), "one", restarted);
     seconds(10).await;
-    assert_eq!(server.lists_asked().len(), 2, "a streaming list that is refused, and a plain one");
+    assert_eq!(server.asked(), (1, 1));
     server.world().pods = vec!["db"];
     seconds(SILENCE.as_secs() - 20).await;
-    assert_eq!((server.lists_asked().len(), names(&pods)), (0, vec!["web".to_owned()]));
+    assert_eq!((server.asked(), names(&pods)), ((0, 0), vec!["web".to_owned()]));
     seconds(20).await;
-    assert_eq!((server.lists_asked().len(), names(&pods)), (2, vec!["db".to_owned()]));
-    assert_eq!(*state.borrow(), SourceState::Current);
+    assert_eq!((server.asked(), names(&pods)), ((1, 1), vec!["db".to_owned()]));
+    assert_eq!((*pods.state().borrow(), failures.load(Ordering::Relaxed)), (SourceState::Current, 0));
     server.world().is_down = true;
     seconds(SILENCE.as_secs()).await;
-    assert!(matches!(*state.borrow(), SourceState::Away { .. }));
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_deletion_while_a_list_is_streamed_counts() {
-    let object = |name: &str, version: &str| json!({"metadata": {"name": name, "namespace": "shop", "uid": name, "resourceVersion": version}});
-    let client = fake::client(move |request| {
-        let line = |kind: &str, object: Value| json!({"type": kind, "object": object});
-        let metadata = json!({"resourceVersion": "50", "annotations": {LIST_END: "true"}});
-        let end = json!({"kind": "", "apiVersion": "v1", "metadata": metadata});
-        let lines = match request.uri().path() {
-            "/api/v1/pods" => vec![
-                line("ADDED", object("web", "30")),
-                line("ADDED", object("db", "31")),
-                line("DELETED", object("web", "45")),
-                line("BOOKMARK", end),
-            ],
-            _ => vec![line("ADDED", object("shop", "3")), line("BOOKMARK", end)],
-        };
-        Reply::Watch(lines, WATCH)
-    });
-    let pods = KubePods::watch(client, "one", |_| {});
-    seconds(2).await;
-    assert_eq!(names(&pods), ["db"]);
+    assert!(matches!(*pods.state().borrow(), SourceState::Away { .. }));
+    assert!(failures.load(Ordering::Relaxed) > 0);
 }
