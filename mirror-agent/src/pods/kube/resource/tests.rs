@@ -96,7 +96,7 @@ fn a_mirror_can_have_a_stream_and_a_cluster_mirror_cannot() {
         (&[10, 255, 10, 255][..], Some(["web".to_owned()].into()))
     );
     let why = cluster_mirror(&spec).request.unwrap_err();
-    assert_eq!(why, "spec.stream: only a Mirror can have a stream");
+    assert_eq!(why, "spec.stream: spec.stream is allowed only in a Mirror");
 }
 
 #[test]
