@@ -178,7 +178,7 @@ mod tests {
     }
 
     fn covered() -> DirectionCoverage {
-        direction("Covered", "our program sees what the NIC carries", 512, 512)
+        direction("Covered", "podmirror's program sees what the NIC carries", 512, 512)
     }
 
     fn nic(pod: &str, ingress: DirectionCoverage, egress: DirectionCoverage) -> NicCoverage {
@@ -240,7 +240,7 @@ mod tests {
         let report =
             Report::of(vec![answer("a", Some(vec![nic("shop/web", covered(), covered())])), silent], None);
         let covered = json!({
-            "state": "Covered", "message": "our program sees what the NIC carries", "seconds": 150, "seen": 512,
+            "state": "Covered", "message": "podmirror's program sees what the NIC carries", "seconds": 150, "seen": 512,
             "carried": 512,
         });
         let nic = json!({

@@ -150,8 +150,8 @@ impl MirrorArgs {
         let Self { mirror_target, .. } = self;
         if !targets.contains_key(mirror_target) {
             bail!(
-                "--mirror-target {mirror_target}: there is no such target; --target {mirror_target}=DESTINATION makes \
-                 one"
+                "--mirror-target {mirror_target}: there is no such target; define it with \
+                 --target {mirror_target}=DESTINATION"
             );
         }
         Ok(targets)

@@ -190,7 +190,7 @@ fn most_told<'r>(
     let (count, first) = (nodes.len(), name(nodes.first().copied().unwrap_or_default()));
     let message = text(message);
     let share =
-        if count == all { String::new() } else { format!(" (on {count} of {all} nodes, as on {first})") };
+        if count == all { String::new() } else { format!(" (on {count} of {all} nodes, for example {first})") };
     Some((reason, format!("{message}{share}")))
 }
 
@@ -246,7 +246,7 @@ impl Sums {
             return is("Unknown", "NotAllTold", message);
         }
         if selected == 0 {
-            return is("Unknown", "NoPods", "no node reports a pod that it selects".to_owned());
+            return is("Unknown", "NoPods", "no node reports a selected pod".to_owned());
         }
         is("True", "AllCovered", format!("{selected} of {} covered", are(selected)))
     }
@@ -255,13 +255,13 @@ impl Sums {
         let Self { nics, ended, .. } = *self;
         let is = |status, reason: &str, message| (status, reason.to_owned(), message);
         match (nics, ended) {
-            (0, _) => is("False", "NotBegun", "it stands on no NIC".to_owned()),
-            (_, 0) => is("False", "NotEnded", "no limit has ended it".to_owned()),
+            (0, _) => is("False", "NotBegun", "no NIC is mirrored".to_owned()),
+            (_, 0) => is("False", "NotEnded", "no limit has been reached".to_owned()),
             (nics, ended) if ended == nics => {
-                is("True", "LimitReached", "limits have ended it on all its NICs".to_owned())
+                is("True", "LimitReached", "a limit has been reached on every NIC".to_owned())
             }
             (nics, ended) => {
-                is("False", "PartlyEnded", format!("limits have ended it on {ended} of {nics} NICs"))
+                is("False", "PartlyEnded", format!("a limit has been reached on {ended} of {nics} NICs"))
             }
         }
     }

@@ -84,7 +84,7 @@ fn a_pod_with_many_devices_is_told_of_some() {
         let report = Report { skipped: (0..1000).map(skip).collect(), ..Report::default() };
         tellable(&report).into_iter().map(|fact| fact.note).collect::<Vec<_>>()
     };
-    let note = "Not mirrored: an interface of kind \"macvlan\" has no veth end on the node to tap";
+    let note = "Not mirrored: an interface of kind \"macvlan\" has no veth peer on the node to tap";
     assert_eq!(notes(|_| Why::NoHostInterface("macvlan".into())), [note]);
     assert_eq!(notes(|_| Why::TappedFor(pod_id("b"))).len(), MOST);
     assert_eq!(notes(|nic| Why::NoHostInterface(format!("kind{nic}"))).len(), MOST);

@@ -154,7 +154,7 @@ mod tests {
         let refused = report(Some("ids0 is taken"), None);
         let status = of(&[("one", good), ("two", down), ("six", refused)]);
         assert_eq!(status.nodes, TargetNodes { ready: 1, of: 3 });
-        let told = ("False", TARGET_REFUSED, "ids0 is taken (on 1 of 3 nodes, as on six)");
+        let told = ("False", TARGET_REFUSED, "ids0 is taken (on 1 of 3 nodes, for example six)");
         assert_eq!(value(&status, ACCEPTED), told);
         let told = ("False", "NotReady", "1 of 3 nodes can copy to it: TargetDown, TargetRefused");
         assert_eq!(value(&status, READY), told);

@@ -245,7 +245,7 @@ fn the_nodes_say_how_a_pod_is_mirrored_and_what_it_carries() {
     host.wait_taps(&[&web.device]);
 
     let text = told(cluster, &["explain", "pod/web"]);
-    let place = format!("It is tapped at the node's end of its veth, {} ", web.device);
+    let place = format!("It is tapped at the node side of its veth, {} ", web.device);
     assert!(text.starts_with(&format!("{namespace}/web is mirrored.\n")) && text.contains(&place), "{text}");
     let text = told(cluster, &["explain", "db"]);
     assert!(text.starts_with(&format!("{namespace}/db is not mirrored.\n")), "{text}");

@@ -154,7 +154,7 @@ fn what_cannot_be_read_is_refused() {
     let alone = lab.agent_exit(&["tail", "--pod", "default/web", "-w", "/dev/null"]);
     assert!(alone.code == Some(1) && alone.stderr.contains("no agent runs on this node"), "{alone:?}");
     let missing = lab.agent_exit(&["tail", "nosuch0", "-w", "/dev/null"]);
-    assert!(missing.code == Some(1) && missing.stderr.contains("there is no such interface"), "{missing:?}");
+    assert!(missing.code == Some(1) && missing.stderr.contains("the interface does not exist"), "{missing:?}");
     assert!(lab.pins().is_empty(), "{:?}", lab.pins());
     let pods = PodsFile::new(lab, &[PodSpec::of(web), PodSpec::of(db)]);
     let _agent = Agent::run(lab, any_mode(), &pods, &["--exclude-namespaces", "default"]);
@@ -162,7 +162,7 @@ fn what_cannot_be_read_is_refused() {
     for (words, told) in [
         (&["tail", "--pod", "default/nosuch"][..], "this node has no pod default/nosuch"),
         (&["tail", "--pod", "default/web"][..], "--exclude-namespaces"),
-        (&["tail", "nosuch0"][..], "there is no such interface"),
+        (&["tail", "nosuch0"][..], "the interface does not exist"),
         (&["tail", MIRROR][..], "is the mirror interface itself"),
     ] {
         let exit = lab.agent_exit(&[words, &["-w", "/dev/null"]].concat());

@@ -90,7 +90,7 @@ fn settings(settings: &SettingsStatus) -> Vec<String> {
     lines.extend(snaplen.map(|bytes| format!("Snap length: only the first {bytes} bytes of each packet.")));
     if lines.is_empty() {
         lines.push(
-            "It has no filter, sample, rate or snap length: it wants all these packets, whole.".to_owned(),
+            "It has no filter, sample, rate or snap length: it copies all these packets completely.".to_owned(),
         );
     }
     lines
@@ -115,7 +115,7 @@ fn budgets(session: &SessionStatus) -> Vec<String> {
     let budgets = [time, packets, bytes].into_iter().flatten();
     let ended = ended.as_ref().map(|budget| {
         format!(
-            "It has ended, because its budget of {budget} is used up: nothing is copied. All its budgets begin again \
+            "It has ended, because its budget of {budget} is used up: nothing is copied. All its budgets restart \
              when its settings change."
         )
     });
@@ -157,7 +157,7 @@ fn counters(status: &NodeStatus, tap: &TapStatus, session: &SessionStatus, text:
     let has_readings = coverage::of(status, tap).is_some();
     for direction in Direction::ALL.into_iter().filter(|it| is_silent(it) && !has_readings) {
         let line = format!(
-            "It has seen nothing of what {}. If there are such packets, they do not pass this tap: docs/choosing.md \
+            "It has seen no packet that {}. If there are such packets, they do not pass this tap: docs/choosing.md \
              says which networks are covered.",
             verb(direction)
         );

@@ -115,20 +115,20 @@ fn a_pod_is_mirrored() {
 shop/web is mirrored.
 
 NIC eth0
-  It is tapped at the node's end of its veth, veth-web (ifindex 12).
-  Our programs run at its hooks: egress (tcx) for what reaches the pod, ingress (tcx) for what leaves the pod.
-  The agent sees no other program ahead of them.
+  It is tapped at the node side of its veth, veth-web (ifindex 12).
+  Podmirror's programs run at its hooks: egress (tcx) for what reaches the pod, ingress (tcx) for what leaves the pod.
+  The agent sees no other program before them.
 
   Mirror default
     The annotation podmirror.io/mirror (or ovn.kubernetes.io/mirror) of the pod asks for it.
     It copies what leaves the pod (egress).
     Filter: only packets that match \"icmp\".
-    The target default is the mirror interface mirror0 (ifindex 6). It takes copies now.
+    The target default is the mirror interface mirror0 (ifindex 6). It accepts copies now.
     The mirror has seen 9 packets that reach the pod and 9 that leave it:
       copied: egress 3 packets (300 bytes)
-        The target has taken a copy.
+        The target accepted a copy.
       other_direction: ingress 9 packets (900 bytes)
-        The mirror does not ask for this direction. The value \"true\" or \"both\" asks for both.
+        The mirror does not include this direction. The value \"true\" or \"both\" includes both.
       filtered: egress 6 packets (600 bytes)
         The filter does not match. `mirror-agent explain --pcap` tries a filter on a capture.
 "
@@ -156,14 +156,14 @@ fn a_pod_is_asked_for_in_vain() {
         status.explain("shop/web").unwrap(),
         "\
 shop/web is not mirrored.
-A mirror of it is asked for, but not installed yet. The agent goes on trying.
+A mirror of it is requested, but not installed yet. The agent retries.
 "
     );
     let notes = status.notes.as_mut().unwrap();
     notes.failures = vec!["no device".into()];
     assert!(status.explain("shop/web").unwrap().ends_with(
         "
-This failed in the agent's last round, and will be tried again:
+This failed in the agent's last round, and the agent retries it:
   no device
 "
     ));
@@ -176,7 +176,7 @@ This failed in the agent's last round, and will be tried again:
         "\
 shop/web is not mirrored.
 
-Not as asked:
+Not as requested:
   BadSetting: the reason
     The remedy.
   NoSuchTarget, mirror ids: the reason
@@ -204,15 +204,15 @@ fn nothing_is_copied_any_more_and_no_agent_runs() {
     assert_eq!(
         status.explain("shop/web").unwrap(),
         "\
-shop/web has a mirror, but nothing is copied now. The reasons stand below.
+shop/web has a mirror, but nothing is copied now. See the reasons below.
 No agent runs on this node. What is installed goes on; a change takes effect when an agent runs again.
 
 NIC eth0
-  It is tapped at the node's end of its veth, veth-web (ifindex 12).
-  Our programs run at its hooks: ingress (tcx) for what leaves the pod.
-  Only an agent that answers can tell whether other programs run ahead of them.
-  No program of ours runs at its hook egress, so what reaches the pod is not seen.
-  An agent that runs attaches it again. If it cannot, its log says why.
+  It is tapped at the node side of its veth, veth-web (ifindex 12).
+  Podmirror's programs run at its hooks: ingress (tcx) for what leaves the pod.
+  Without an answer of the agent, it is unknown whether other programs run before them.
+  No podmirror program runs at its hook egress, so what reaches the pod is not seen.
+  A running agent attaches it again. If it cannot, its log says why.
 
   Mirror default
     --enable-mirror of the agent asks for it.
@@ -222,7 +222,7 @@ NIC eth0
     Budget: it ends after 2 copied packets; 0 are left.
     It has ended, because its budget of packets is used up: nothing is copied. All its budgets begin again when its \
 settings change.
-    The target default is the mirror interface mirror0 (ifindex 6). It takes copies now.
+    The target default is the mirror interface mirror0 (ifindex 6). It accepts copies now.
     The mirror has seen no packet yet.
 
   Mirror ids
@@ -234,7 +234,7 @@ settings change.
     Bring it up on the node: ip link set ids0 up.
     The mirror has seen 0 packets that reach the pod and 7 that leave it:
       target_down: egress 7 packets (700 bytes)
-        The target took no copies when the packet passed.
+        The target was down when the packet passed.
 "
     );
 }
@@ -305,12 +305,12 @@ fn a_tap_with_two_sides_says_where_it_sees_each_direction() {
     let text = status.explain("shop/web").unwrap();
     let expected = "
 NIC eth0
-  It is tapped at the node's end of its veth, veth-web (ifindex 12).
-  What reaches the pod is seen inside the pod, where the NIC has ifindex 2.
+  It is tapped at the node side of its veth, veth-web (ifindex 12).
+  Packets to the pod are tapped inside the pod, where the NIC has ifindex 2.
     Programs of Cilium are at the node's end of the veth, and can hand packets to the pod behind it.
-  Our programs run at its hooks: ingress inside the pod (tcx) for what reaches the pod, ingress (tcx) for what leaves the pod.
-  The agent sees no other program ahead of them.
-  Coverage of what reaches the pod: Covered, for 5 s. Our program sees what the NIC carries.
+  Podmirror's programs run at its hooks: ingress inside the pod (tcx) for what reaches the pod, ingress (tcx) for what leaves the pod.
+  The agent sees no other program before them.
+  Coverage of what reaches the pod: Covered, for 5 s. Podmirror's program sees what the NIC carries.
 ";
     assert!(text.starts_with("shop/web is mirrored.\n") && text.contains(expected), "{text}");
 }
@@ -326,15 +326,15 @@ fn what_runs_ahead_of_a_tap_inside_is_told() {
         let mut status = node(&[of]);
         let says =
             |status: &NodeStatus, sentence: &str| status.explain("shop/web").unwrap().contains(sentence);
-        assert!(says(&status, "  The agent sees no other program ahead of them.\n"));
+        assert!(says(&status, "  The agent sees no other program before them.\n"));
         let hidden = NotMirrored { nic: Some("eth0".into()), ..skipped(None, Why::HIDDEN) };
         status.notes.as_mut().unwrap().not_mirrored = vec![hidden];
-        assert!(says(&status, "  Another program or filter runs ahead of them: see Hidden above.\n"));
+        assert!(says(&status, "  Another program or filter runs before them: see Hidden above.\n"));
         assert!(!says(&status, "ahead of all other programs"));
         status.notes = None;
         assert!(says(
             &status,
-            "  Only an agent that answers can tell whether other programs run ahead of them.\n"
+            "  Without an answer of the agent, it is unknown whether other programs run before them.\n"
         ));
     }
 }
@@ -345,7 +345,7 @@ fn what_the_nic_carries_is_told_beside_what_the_tap_sees() {
     let mut of = session("default", "default", &[]);
     of.counters = vec![counter("egress", Verdict::Copied, 3)];
     let mut status = node(&[tap("web", &[of])]);
-    let silent = "It has seen nothing of what reaches the pod.";
+    let silent = "It has seen no packet that reaches the pod.";
     assert!(status.explain("shop/web").unwrap().contains(silent));
     let direction = |state: State, seconds, seen, carried| DirectionCoverage {
         state: state.name().into(),
@@ -368,7 +368,7 @@ fn what_the_nic_carries_is_told_beside_what_the_tap_sees() {
                     program or filter that the agent can see hides them; an XDP program of the device can be the \
                     reason, or another program inside the pod.
     Since the agent began to compare, the NIC has carried 77 of these packets, and the tap has seen 0.
-  Coverage of what leaves the pod: Covered, for 119 s. Our program sees what the NIC carries.
+  Coverage of what leaves the pod: Covered, for 119 s. Podmirror's program sees what the NIC carries.
     Since the agent began to compare, the NIC has carried 3 of these packets, and the tap has seen 3.
 ";
     assert!(text.contains(expected) && !text.contains(silent), "{text}");
