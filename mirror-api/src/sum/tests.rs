@@ -100,7 +100,7 @@ fn it_has_ended_when_its_limits_have_ended_it_everywhere() {
     let (none, some, all) = (status(0, 0), status(1, 2), status(2, 2));
     assert_eq!(none.ends.as_deref(), Some("15m, 9 packets"));
     assert_eq!(value(&some, ENDED).1, "PartlyEnded");
-    assert_eq!(value(&some, ENDED).2, "limits have ended it on 3 of 4 NICs");
+    assert_eq!(value(&some, ENDED).2, "a limit has been reached on 3 of 4 NICs");
     assert_eq!((value(&all, ENDED).0, all.ends.as_deref()), ("True", Some("Ended")));
     assert_eq!(ends(None), None);
 }

@@ -323,7 +323,7 @@ fn who_may_not_ask_the_agents_hears_what_the_api_server_knows() {
 
     // The administrator gets the agent's answer, that there is no such pod.
     let text = told(cluster, &["explain", "web"]);
-    assert!(text.contains("The Mirror mine of its namespace asks for it."), "{text}");
+    assert!(text.contains("Requested by the Mirror mine of the namespace."), "{text}");
     let missing = plugin(cluster, &["explain", "nosuch"]).output().unwrap();
     let why = String::from_utf8(missing.stderr).unwrap();
     assert!(missing.status.code() == Some(1) && why.contains("there is no pod nosuch"), "{why}");

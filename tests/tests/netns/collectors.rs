@@ -159,7 +159,7 @@ fn a_collector_with_a_tap_of_its_own_gets_cut_copies(mode: AttachMode) {
     assert_eq!(
         notes["not_mirrored"].as_array().unwrap().len(),
         0,
-        "no program of ours hides a packet: {notes}"
+        "no podmirror program hides a packet: {notes}"
     );
     agent.stop();
     lab.cleanup();

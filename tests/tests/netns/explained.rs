@@ -68,7 +68,7 @@ fn a_pod_is_explained_at_each_step_of_its_life() {
             &format!("  It is tapped at the node side of its veth, {device} (ifindex {tapped}).\n"),
             &format!("egress ({way}) for what reaches the pod, ingress ({way}) for what leaves the pod.\n"),
             "  The agent sees no other program before them.\n",
-            "\n  Mirror default\n    The annotation podmirror.io/mirror (or ovn.kubernetes.io/mirror) of the pod asks for it.\n",
+            "\n  Mirror default\n    Requested by the annotation podmirror.io/mirror (or ovn.kubernetes.io/mirror) of the pod.\n",
             "    It copies both directions: what reaches the pod, and what leaves the pod.\n",
             "    Filter: only packets that match \"icmp\".\n",
             "    Budget: it ends after 4 copied packets; 2 are left.\n",
@@ -141,8 +141,8 @@ fn a_pod_is_explained_at_each_step_of_its_life() {
         lab,
         WEB,
         &[
-            "default/web is mirrored.\nNo agent runs on this node.",
-            "Only an agent that answers can tell whether",
+            "default/web is mirrored.\nNo agent is running on this node.",
+            "Without an answer of the agent",
         ],
     );
     wait_counters_told(lab, device);
@@ -154,7 +154,7 @@ fn a_pod_is_explained_at_each_step_of_its_life() {
         lab,
         WEB,
         &[
-            "NamespaceExcluded: its namespace is one of those that are never mirrored",
+            "NamespaceExcluded: its namespace is excluded from mirroring",
             "Only the administrator",
         ],
     );
@@ -166,12 +166,12 @@ fn a_pod_is_explained_at_each_step_of_its_life() {
     wait_told(
         lab,
         "default/db",
-        &["NamespaceNotAllowed: its namespace is none of those that may ask for a mirror"],
+        &["NamespaceNotAllowed: its namespace is not allowed to request mirrors"],
     );
 }
 
 #[test]
-fn a_pod_of_which_nothing_is_known_is_an_error_that_says_where_to_look() {
+fn the_error_for_an_unknown_pod_says_where_to_look() {
     let Node { web, lab, .. } = &Node::bridged("unexplained");
     let fails = |pod: &str, message: &str| {
         eventually(SOON, || {
@@ -185,10 +185,10 @@ fn a_pod_of_which_nothing_is_known_is_an_error_that_says_where_to_look() {
     let agent = Agent::run(lab, any_mode(), &pods, &[]);
     lab.wait_mirrored(&[web]);
     wait_told(lab, WEB, &["default/web is mirrored.\n"]);
-    fails("default/wbe", "the agent of this node knows no pod default/wbe: check the name");
+    fails("default/wbe", "the agent of this node has no pod default/wbe: check the name");
     fails("shop/web", "`kubectl get pod --namespace shop web --output wide` names its node");
     agent.stop();
-    fails("default/wbe", "this node has no tap for pod default/wbe, and no agent runs here");
+    fails("default/wbe", "this node has no tap for pod default/wbe, and no agent is running");
     // Wrong usage.
     for (arguments, code, message) in
         [(&["explain"][..], 2, "--pod"), (&["explain", "--pod", "web"], 2, "as in shop/web")]

@@ -370,7 +370,7 @@ fn what_is_no_stream_of_this_agent_is_refused() {
     let run = ["run", "--pods-from", pods.path()];
     for (words, told) in [
         (["--target", "default=stream"], "is the device of --mirror-iface"),
-        (["--mirror-target", "live"], "--target live=DESTINATION makes one"),
+        (["--mirror-target", "live"], "define it with --target live=DESTINATION"),
     ] {
         let exit = lab.agent_exit(&[&run[..], &words].concat());
         assert!(exit.code == Some(1) && exit.stderr.contains(told), "{words:?}: {exit:?}");

@@ -180,7 +180,7 @@ fn resource<K: Asks>(Bounded { object, is_too_large, .. }: &Bounded) -> Result<R
         false => understood::<K::Spec>(&spec).and_then(|spec| request(K::mirror(spec))),
     };
     if namespace.is_none() && request.as_ref().is_ok_and(|request| request.stream.is_some()) {
-        request = Err("spec.stream: spec.stream is allowed only in a Mirror".to_owned());
+        request = Err("spec.stream is allowed only in a Mirror".to_owned());
     }
     let mut select = |field: &str| {
         if *is_too_large {
@@ -293,7 +293,7 @@ fn stream(stream: mirror_api::Stream, has_target: bool) -> Result<Stream, String
             Err(format!("spec.stream.keySha256: {key_sha256:?} is no SHA-256: use 64 hexadecimal digits"))
         }
         (_, true) => {
-            Err("spec.stream: spec.stream and spec.targetRef are mutually exclusive: remove one of them".to_owned())
+            Err("spec.stream and spec.targetRef are mutually exclusive: remove one of them".to_owned())
         }
         (Some(key_sha256), false) => {
             Ok(Stream { key_sha256, pods: pods.map(|pods| pods.into_iter().collect()) })

@@ -120,7 +120,7 @@ NIC eth0
   The agent sees no other program before them.
 
   Mirror default
-    The annotation podmirror.io/mirror (or ovn.kubernetes.io/mirror) of the pod asks for it.
+    Requested by the annotation podmirror.io/mirror (or ovn.kubernetes.io/mirror) of the pod.
     It copies what leaves the pod (egress).
     Filter: only packets that match \"icmp\".
     The target default is the mirror interface mirror0 (ifindex 6). It accepts copies now.
@@ -205,7 +205,7 @@ fn nothing_is_copied_any_more_and_no_agent_runs() {
         status.explain("shop/web").unwrap(),
         "\
 shop/web has a mirror, but nothing is copied now. See the reasons below.
-No agent runs on this node. What is installed goes on; a change takes effect when an agent runs again.
+No agent is running on this node. Installed mirrors continue; changes take effect when an agent runs again.
 
 NIC eth0
   It is tapped at the node side of its veth, veth-web (ifindex 12).
@@ -215,18 +215,18 @@ NIC eth0
   A running agent attaches it again. If it cannot, its log says why.
 
   Mirror default
-    --enable-mirror of the agent asks for it.
+    Requested by --enable-mirror of the agent.
     It copies both directions: what reaches the pod, and what leaves the pod.
     Sample: only 1 % of the flows.
     Budget: it ends after 3600 s; 3523 s are left.
     Budget: it ends after 2 copied packets; 0 are left.
-    It has ended, because its budget of packets is used up: nothing is copied. All its budgets begin again when its \
+    It has ended, because its budget of packets is used up: nothing is copied. All its budgets restart when its \
 settings change.
     The target default is the mirror interface mirror0 (ifindex 6). It accepts copies now.
     The mirror has seen no packet yet.
 
   Mirror ids
-    The annotation podmirror.io/mirror.ids of the pod asks for it.
+    Requested by the annotation podmirror.io/mirror.ids of the pod.
     It copies both directions: what reaches the pod, and what leaves the pod.
     Rate: at most 10000 packets and 50000000 bits a second.
     Snap length: only the first 96 bytes of each packet.
@@ -240,25 +240,23 @@ settings change.
 }
 
 #[test]
-fn a_pod_of_which_nothing_is_known_is_told_with_where_to_look() {
+fn the_message_for_an_unknown_pod_says_where_to_look() {
     let mut status = node(&[]);
     let told = |status: &NodeStatus| status.explain("shop/nobody").unwrap_err();
     assert_eq!(
         told(&status),
-        "the agent of this node knows no pod shop/nobody: check the name, and ask on the node of the pod; `kubectl get \
-         pod --namespace shop nobody --output wide` names its node. A pod from a file must stand in the file. The \
-         agent's log tells which pods it leaves out"
+        "the agent of this node has no pod shop/nobody: check the name, and run the command on the node of the pod; \
+         `kubectl get pod --namespace shop nobody --output wide` names its node. A pod from a file must be in the \
+         file. The agent's log lists the pods that it skips"
     );
     status.notes = Some(Notes::default());
     assert!(
-        told(&status).starts_with(
-            "nothing is known of pod shop/nobody: the agent of this node has no list of pods yet"
-        )
+        told(&status).starts_with("pod shop/nobody is unknown: the agent of this node has no list of pods yet")
     );
     status.notes = None;
-    assert!(told(&status).ends_with("the agent that runs does not answer; try again"));
+    assert!(told(&status).ends_with("the running agent does not answer; try again"));
     status.agent_running = false;
-    assert!(told(&status).contains("no agent runs here that could know more: start it"));
+    assert!(told(&status).contains("no agent is running: start it"));
 }
 
 #[test]
@@ -364,9 +362,9 @@ fn what_the_nic_carries_is_told_beside_what_the_tap_sees() {
     }];
     let text = status.explain("shop/web").unwrap();
     let expected = "
-  Coverage of what reaches the pod: Bypassed, for 2 hours. The NIC carries packets that the mirror does not meet, and no \
-                    program or filter that the agent can see hides them; an XDP program of the device can be the \
-                    reason, or another program inside the pod.
+  Coverage of what reaches the pod: Bypassed, for 2 hours. The NIC carries packets that the tap does not see, and the \
+                    agent finds no program or filter that hides them; the reason can be an XDP program of the device, \
+                    or another program inside the pod.
     Since the agent began to compare, the NIC has carried 77 of these packets, and the tap has seen 0.
   Coverage of what leaves the pod: Covered, for 119 s. Podmirror's program sees what the NIC carries.
     Since the agent began to compare, the NIC has carried 3 of these packets, and the tap has seen 3.

@@ -96,7 +96,7 @@ fn a_mirror_can_have_a_stream_and_a_cluster_mirror_cannot() {
         (&[10, 255, 10, 255][..], Some(["web".to_owned()].into()))
     );
     let why = cluster_mirror(&spec).request.unwrap_err();
-    assert_eq!(why, "spec.stream: spec.stream is allowed only in a Mirror");
+    assert_eq!(why, "spec.stream is allowed only in a Mirror");
 }
 
 #[test]
@@ -119,7 +119,7 @@ fn what_is_not_understood_whole_is_refused_whole() {
         (json!({"podSelector": {}, "stream": {"keySha256": "+1".repeat(32)}}), "spec.stream.keySha256: "),
         (
             json!({"podSelector": {}, "targetRef": {"name": "ids"}, "stream": {"keySha256": "00".repeat(32)}}),
-            "spec.stream: a stream has no target",
+            "spec.stream and spec.targetRef are mutually exclusive",
         ),
         (json!({"podSelector": {}, "limits": {"idle": "3s"}}), "spec.limits.idle: this version"),
         (json!({"podSelector": {}, "direction": "Sideways"}), "spec: unknown variant `Sideways`"),
