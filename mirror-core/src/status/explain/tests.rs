@@ -130,7 +130,7 @@ NIC eth0
       other_direction: ingress 9 packets (900 bytes)
         The mirror does not include this direction. The value \"true\" or \"both\" includes both.
       filtered: egress 6 packets (600 bytes)
-        The filter does not match. `mirror-agent explain --pcap` tries a filter on a capture.
+        The filter does not match. `mirror-agent filter check --pcap` tries a filter on a capture.
 "
     );
 }
