@@ -325,7 +325,7 @@ fn setting(key: &'static str) -> impl Fn(&str) -> Result<String, String> + Clone
 fn pod(text: &str) -> Result<String, String> {
     match text.parse()? {
         Workload { kind: Kind::Pod, name } => Ok(name),
-        workload => Err(format!("{workload} is no pod: name one pod, as in pod/web")),
+        workload => Err(format!("{workload} is not a pod: name one pod, as in pod/web")),
     }
 }
 

@@ -49,7 +49,7 @@ pub(crate) async fn explain(args: ExplainArgs, cluster: &Cluster) -> anyhow::Res
         return Ok(ExitCode::SUCCESS);
     }
     print(&text)?;
-    Err(why.context(format!("node {node}: its agent, which knows more, was not heard")))
+    Err(why.context(format!("node {node}: the agent did not answer; showing data of the API server only")))
 }
 
 /// Runs `mirror-agent explain` on the node.

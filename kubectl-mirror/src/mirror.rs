@@ -27,7 +27,7 @@ pub(crate) async fn on(args: OnArgs, cluster: &Cluster) -> anyhow::Result<()> {
     let name = match (&args.name, &args.which.workload) {
         (Some(name), _) => name.clone(),
         (None, Some(workload)) => name_of(workload),
-        (None, None) => bail!("labels have no name: name the Mirror with --name"),
+        (None, None) => bail!("--name is required with labels (-l)"),
     };
     if let Some(Workload { kind: Kind::Pod, name: pod }) = &args.which.workload {
         bail!(

@@ -78,7 +78,7 @@ async fn read(args: &StatusArgs, cluster: &Cluster) -> anyhow::Result<Vec<Row>> 
     };
     let nodes = Api::<MirrorNode>::all(client.clone()).list(&all).await;
     let nodes = nodes
-        .context("cannot list the MirrorNodes, where the nodes say what they have made of the Mirrors")?;
+        .context("cannot list the MirrorNodes, which contain the nodes' reports")?;
     Ok(rows(&mirrors.items, &of_cluster, &nodes.items, Timestamp::now()))
 }
 

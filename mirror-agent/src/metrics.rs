@@ -160,7 +160,7 @@ fn gauge(registry: &Registry, name: &str, help: &str, value: usize) -> prometheu
 fn misfit_counters(misfit: Misfit) -> prometheus::Result<[IntCounterVec; 2]> {
     let (copies, bytes) = match misfit {
         Misfit::Cut => {
-            ("Copies that have less of the packet than was asked for.", "Bytes that these copies lack.")
+            ("Truncated copies: they contain less of the packet than requested.", "Bytes that were cut off these copies.")
         }
         Misfit::Long => ("Copies that are longer than the snap length.", "Bytes of these copies beyond it."),
     };
@@ -346,7 +346,7 @@ fn register_report(registry: &Registry, report: &Report) -> prometheus::Result<(
     gauge(
         registry,
         "podmirror_pending_failures",
-        "Failures of the last round of the loop, which will be tried again.",
+        "Failures of the last round of the loop, which the agent retries.",
         failures.len(),
     )
 }

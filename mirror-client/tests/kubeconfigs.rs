@@ -576,7 +576,7 @@ fn rows() -> Vec<Row> {
         (
             "a proxy of no known kind",
             |at| at.config(&json!({ "proxy-url": "ftp://127.0.0.1:1" }), &json!({ "token": "secret" })),
-            Err("\"ftp://127.0.0.1:1\" is no URL of a proxy"),
+            Err("\"ftp://127.0.0.1:1\" is not a URL of a proxy"),
         ),
         (
             "HTTPS_PROXY",

@@ -133,7 +133,7 @@ impl fmt::Display for Unfit {
                 write!(f, "the agent has made the device {name} itself: leave out device={name}")
             }
             Unusable::Kind(other) if other.is_empty() => {
-                write!(f, "the device {name} is no tunnel's: name one of the kind {kind}")
+                write!(f, "the device {name} is not a tunnel's: name one of the kind {kind}")
             }
             Unusable::Kind(other) => {
                 write!(f, "the device {name} is of the kind {other}: name one of the kind {kind}")

@@ -291,7 +291,7 @@ fn the_status_of_a_mirror_target_says_which_nodes_can_copy_to_it() {
     api.apply(&target(name, &json!({ "vxlan": { "remote": "127.0.0.1", "port": 14789, "vni": 7 } })));
     let status = wait(&|status| condition(status, "Accepted")["reason"] == "InvalidSpec");
     let message = condition(&status, "Accepted")["message"].as_str().unwrap();
-    assert!(message.ends_with("is no address of another node"), "{message}");
+    assert!(message.ends_with("is not an address of another node"), "{message}");
     wait(&|status| reason(status, own).is_some_and(|(word, _)| word == "TargetRefused"));
     controller.stop();
     agent.stop();

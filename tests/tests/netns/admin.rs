@@ -273,7 +273,7 @@ fn an_address_that_cannot_be_used_is_told_and_tried_again_while_mirroring_goes_o
             agent.stop();
             break;
         }
-        let told = agent.log_with(&["ERROR", "mirroring goes on", reason]);
+        let told = agent.log_with(&["ERROR", "mirroring continues", reason]);
         assert_eq!(told.len(), 1, "{:#?}", agent.log());
         agent.stop();
     }

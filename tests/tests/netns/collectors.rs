@@ -287,7 +287,7 @@ fn a_collector_goes_and_comes_back() {
     takes_copies();
     pods.remove();
     let agent = Agent::run(lab, any_mode(), &pods, &TARGET);
-    agent.wait_for_log(&["the target takes copies"]);
+    agent.wait_for_log(&["the target is up"]);
     takes_copies();
 
     let rounds = flood.stop();
@@ -352,9 +352,9 @@ fn a_target_that_cannot_be_is_refused_with_the_value() {
     let host = PodSpec::named("host").host_network();
     let pods = PodsFile::new(lab, &[scene.web(), scene.ids(), host]);
     for (target, named) in [
-        ("ids=pod:ids", "\"ids\" is no pod"),
-        ("ids=pod:default/app=", "\"app=\" is no label"),
-        ("ids=pot:default/ids", "\"pot\" is no kind of target"),
+        ("ids=pod:ids", "\"ids\" is not a pod"),
+        ("ids=pod:default/app=", "\"app=\" is not a label"),
+        ("ids=pot:default/ids", "\"pot\" is not a kind of target"),
         ("ids=pod:default/ids/a-name-that-is-too-long", "1 to 15 bytes"),
     ] {
         let exit = lab.agent_exit(&["run", "--pods-from", pods.path(), "--target", target]);

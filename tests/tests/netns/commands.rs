@@ -195,7 +195,7 @@ fn status_tells_the_same_with_and_without_an_agent() {
     let Node { web, db, lab } = &Node::bridged("status");
     let exit = lab.agent_exit(&["status"]);
     assert_eq!(exit.code, Some(1), "{exit:?}");
-    assert!(exit.stderr.contains("nothing is mirrored"), "{exit:?}");
+    assert!(exit.stderr.contains("no podmirror state"), "{exit:?}");
 
     let pods = PodsFile::new(lab, &[PodSpec::of(web).mirror("true"), PodSpec::of(db).mirror("ingress")]);
     let agent = Agent::run(lab, any_mode(), &pods, &[]);
@@ -236,7 +236,7 @@ fn a_second_agent_in_the_same_place_is_refused() {
     for arguments in [vec!["run", "--pods-from", pods.path()], vec!["attach", db.veth_host()]] {
         let exit = lab.agent_exit(&arguments);
         assert_eq!(exit.code, Some(1), "{exit:?}");
-        assert!(exit.stderr.contains("another mirror-agent is at work"), "{exit:?}");
+        assert!(exit.stderr.contains("another mirror-agent is running"), "{exit:?}");
     }
     let copied = lab.wait_mirrored(&[web]).tap(web.veth_host()).total("copied");
     web.ping(db.v4(), 10, 56);

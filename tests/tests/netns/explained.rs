@@ -180,7 +180,7 @@ fn the_error_for_an_unknown_pod_says_where_to_look() {
             check(exit.stdout.is_empty(), || format!("{exit:?}"))
         });
     };
-    fails(WEB, "nothing is mirrored: no maps in");
+    fails(WEB, "no podmirror state in");
     let pods = PodsFile::new(lab, &[PodSpec::of(web).mirror("true")]);
     let agent = Agent::run(lab, any_mode(), &pods, &[]);
     lab.wait_mirrored(&[web]);

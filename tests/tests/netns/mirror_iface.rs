@@ -30,7 +30,7 @@ fn a_missing_mirror_interface_is_made_and_says_nothing() {
     );
     let made = device(lab, MIRROR);
     let kind = made["linkinfo"]["info_kind"].as_str().unwrap();
-    agent.wait_for_log(&["made a device for copies", MIRROR, kind]);
+    agent.wait_for_log(&["created a device for copies", MIRROR, kind]);
     assert!(kind == "dummy" || agent.log_with(&["no dummy driver"]).len() == 1, "{kind}");
     assert_eq!((made["mtu"].as_u64(), made["ifalias"].as_str()), (Some(65535), Some("podmirror")));
     assert!(made["flags"].as_array().unwrap().contains(&"NOARP".into()), "{made}");

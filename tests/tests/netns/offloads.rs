@@ -211,7 +211,7 @@ fn offloads_that_cannot_be_switched_off_are_named_once() {
     let pods = PodsFile::new(lab, &[PodSpec::of(web).mirror("true")]);
     let agent = Agent::run(lab, any_mode(), &pods, &[&["--mirror-iface", "stiff"][..], &OFF].concat());
     lab.wait_mirrored(&[web]);
-    let line = agent.wait_for_log(&["cannot switch these offloads off"]);
+    let line = agent.wait_for_log(&["cannot disable these offloads"]);
     for part in ["WARN", "stiff", "tx-checksum-ip-generic", "tx-tcp-segmentation"] {
         assert!(line.contains(part), "no {part:?} in {line}");
     }

@@ -352,9 +352,9 @@ fn what_is_no_stream_of_this_agent_is_refused() {
     let targets = ["--target", "live=stream", "--target", "ids=ids0", "--target", "other=stream"];
     let _agent = Agent::run(lab, any_mode(), &pods, &targets);
     lab.wait_mirrored(&[web]);
-    refused(&["tail", "--target", "nosuch"], "there is no target \"nosuch\" on this node");
-    refused(&["tail", "--target", "ids"], "target ids is no stream: its copies go to ids0");
-    refused(&["tail", "--target", "default"], "target default is no stream: its copies go to mirror0");
+    refused(&["tail", "--target", "nosuch"], "this node has no target \"nosuch\"");
+    refused(&["tail", "--target", "ids"], "target ids is not a stream: its copies go to ids0");
+    refused(&["tail", "--target", "default"], "target default is not a stream: its copies go to mirror0");
     let settings = ["--filter", "udp", "--snaplen", "96", "--sample", "1/2", "--direction", "both"];
     for words in settings.chunks(2) {
         refused(&[&tail, words].concat(), &format!("{} cannot be used with --target live", words[0]));

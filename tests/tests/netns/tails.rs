@@ -263,7 +263,7 @@ fn a_killed_agents_capture_is_not_the_next_ones() {
     let inside = Inside::of(web);
     // Without an agent a tail must not remove what the agent has left.
     let exit = lab.agent_exit(&["tail", web.veth_host(), "-w", "/dev/null"]);
-    assert!(exit.code == Some(1) && exit.stderr.contains("has left its mirror"), "{exit:?}");
+    assert!(exit.code == Some(1) && exit.stderr.contains("an earlier one left its mirror"), "{exit:?}");
     web.ping(db.v4(), 3, 56);
     let _agent = Agent::run(lab, any_mode(), &pods, &[]);
     lab.wait_status(|status| check(status.agent_running, || "no agent".into()));

@@ -126,7 +126,7 @@ impl<K: Keep + DeserializeOwned + Send + Sync> Follower<K> {
                 warn!(
                     watched,
                     error,
-                    "the Kubernetes API is away; what is mirrored stays mirrored, and it is tried again"
+                    "the Kubernetes API is unavailable; existing mirrors continue, and the agent retries"
                 );
                 told = Some(error);
             }
@@ -157,12 +157,12 @@ impl<K: Keep + DeserializeOwned + Send + Sync> Follower<K> {
         match lacking {
             Lacking::Crd => info!(
                 watched,
-                "the cluster has no CRD of this kind, so there are none of them; the chart installs it, and \
+                "the cluster has no CRD of this kind, so its objects are ignored; the chart installs it, and \
                  `mirror-agent crds` prints it"
             ),
             Lacking::Right => warn!(
                 watched,
-                "the agent has no right to list and watch these, so none of them count; deploy/chart gives it"
+                "the agent is not allowed to list and watch these objects, so they are ignored; the chart in deploy/chart grants it"
             ),
         }
         self.seen = Seen::default();
@@ -180,7 +180,7 @@ impl<K: Keep + DeserializeOwned + Send + Sync> Follower<K> {
         self.shared.set(self.watched, true);
         self.shared.changed.notify_one();
         if told.take().is_some() {
-            info!(watched = self.watched.name(), "the Kubernetes API is back");
+            info!(watched = self.watched.name(), "the Kubernetes API is available again");
         }
         if self.lacking.take().is_some() {
             info!(watched = self.watched.name(), "the Kubernetes API has objects of this kind now");
@@ -231,7 +231,7 @@ impl<K: Keep + DeserializeOwned + Send + Sync> Follower<K> {
                 watched = self.watched.name(),
                 seen = newest,
                 version = listed.version,
-                "the API server's versions have gone back and stay there, as after its store was restored from a \
+                "the API server's resource versions have decreased permanently, as after its store was restored from a \
                  backup; its list counts from now on"
             ),
             Judgement::Past => return Err(Failure::Past { version: listed.version, newest }),

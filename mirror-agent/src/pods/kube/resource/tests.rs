@@ -114,7 +114,7 @@ fn what_is_not_understood_whole_is_refused_whole() {
         ),
         (
             json!({"podSelector": {}, "stream": {"keySha256": "x"}}),
-            "spec.stream.keySha256: \"x\" is no SHA-256",
+            "spec.stream.keySha256: \"x\" is not a SHA-256",
         ),
         (json!({"podSelector": {}, "stream": {"keySha256": "+1".repeat(32)}}), "spec.stream.keySha256: "),
         (
@@ -133,7 +133,7 @@ fn what_is_not_understood_whole_is_refused_whole() {
         (json!({}), "spec.podSelector: "),
         (
             json!({"podSelector": {"matchExpressions": [{"key": "a", "operator": "Has"}]}}),
-            "spec.podSelector: \"Has\" is no operator",
+            "spec.podSelector: \"Has\" is not an operator",
         ),
     ] {
         let (problem, pods) = refused(spec);
