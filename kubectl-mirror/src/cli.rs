@@ -396,7 +396,7 @@ mod tests {
             ("save cronjob/web", "deploy"),
             ("on deploy/web --rate fast", "kpps"),
             ("explain", "required"),
-            ("explain deploy/web", "no pod"),
+            ("explain deploy/web", "not a pod"),
             ("coverage -o yaml", "json"),
             ("check -o yaml", "json"),
         ] {

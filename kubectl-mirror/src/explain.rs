@@ -30,7 +30,7 @@ pub(crate) async fn explain(args: ExplainArgs, cluster: &Cluster) -> anyhow::Res
     let namespace = &cluster.namespace;
     let pod = Api::<Pod>::namespaced(cluster.client.clone(), namespace).get_opt(&name).await;
     let pod = pod.with_context(|| format!("cannot read pod {name} in namespace {namespace}"))?;
-    let pod = pod.with_context(|| format!("there is no pod {name} in namespace {namespace}"))?;
+    let pod = pod.with_context(|| format!("pod {name} not found in namespace {namespace}"))?;
     let Some(node) = pod.spec.as_ref().and_then(|spec| spec.node_name.clone()) else {
         print(&words::words(&facts(pod, cluster).await))?;
         return Ok(ExitCode::SUCCESS);

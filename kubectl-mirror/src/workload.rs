@@ -100,7 +100,7 @@ impl Workload {
             Kind::Pod => {
                 let pod: Pod = self.get(cluster).await?;
                 if pod.spec.and_then(|spec| spec.host_network).unwrap_or(false) {
-                    bail!("{self} uses the network of its node (hostNetwork), and has no NIC of its own");
+                    bail!("{self} uses the network of its node (hostNetwork) and has no NIC");
                 }
                 return Ok(Selection { labels: LabelSelector::default(), pod: Some(self.name.clone()) });
             }

@@ -100,7 +100,7 @@ impl Places {
     fn take(&self, id: &ResourceId) -> Result<Place, String> {
         let mut all = self.all();
         if all.len() == MAX_CAPTURES as usize {
-            return Err(format!("{MAX_CAPTURES} streams of this node are read now, and no more fit"));
+            return Err(format!("the limit of {MAX_CAPTURES} streams per node is reached"));
         }
         match all.insert(id.clone()) {
             true => Ok(Place { places: self.clone(), id: id.clone() }),

@@ -175,7 +175,7 @@ fn pod_nic(text: &str) -> Result<PodNic, String> {
         format!("{text:?} is not a pod: use NAMESPACE/NAME or NAMESPACE/LABEL=VALUE, and /NIC behind it")
     })?;
     if !is_label(namespace) {
-        return Err(format!("{namespace:?} is not a namespace of Kubernetes"));
+        return Err(format!("{namespace:?} is not a valid namespace name"));
     }
     // The key of a label can contain a slash.
     let (key, rest) = rest.split_once('=').map_or((None, rest), |(key, rest)| (Some(key), rest));
@@ -184,7 +184,7 @@ fn pod_nic(text: &str) -> Result<PodNic, String> {
         None if last.len() <= 253 && last.split('.').all(is_label) => Which::Named(last.to_owned()),
         None => return Err(format!("{last:?} is not a name of a pod")),
         Some(key) if is_key(key) && is_qualified(last) => Which::Labelled(key.to_owned(), last.to_owned()),
-        Some(key) => return Err(format!("{:?} is not a label of Kubernetes", format!("{key}={last}"))),
+        Some(key) => return Err(format!("{:?} is not a valid Kubernetes label", format!("{key}={last}"))),
     };
     let nic = nic.map(device_name).transpose()?;
     Ok(PodNic { namespace: namespace.to_owned(), which, nic })

@@ -52,7 +52,7 @@ impl Seen {
             format!("pod {} is on node {}{why}", pod.name, pod.node)
         });
         let gone = before.pods.iter().filter(|(uid, _)| !self.pods.contains_key(*uid));
-        come.chain(gone.map(|(_, pod)| format!("pod {} has gone", pod.name))).collect()
+        come.chain(gone.map(|(_, pod)| format!("pod {} is gone", pod.name))).collect()
     }
 
     fn add(&mut self, pod: Pod, only: Option<&String>) {
@@ -116,7 +116,7 @@ impl Pods {
                 }
                 Some(Err(error)) => {
                     let error = format!(
-                        "cannot follow the pods: {}; it is tried again",
+                        "cannot follow the pods: {}; retrying",
                         mirror_client::in_words(&error)
                     );
                     if self.told.as_ref() != Some(&error) {

@@ -141,7 +141,7 @@ fn a_mirror_target_that_cannot_be_is_refused_by_the_server_or_told_of() {
             json!({ "device": device, "gre": { "remote": "10.9.0.5", "key": 7 } }),
             "exactly one of device",
         ),
-        ("x", json!({ "device": device, "oversize": "Segment" }), "only a tunnel"),
+        ("x", json!({ "device": device, "oversize": "Segment" }), "only for a tunnel"),
         ("x", json!({ "pod": { "namespace": "security" } }), "exactly one of name and label"),
         ("x", json!({ "vxlan": { "remote": "10.9.0.5", "port": 70000, "vni": 7 } }), "spec.vxlan.port"),
         ("x", json!({ "vxlan": { "remote": "10.9.0.5", "port": 14789, "vni": "many" } }), "spec.vxlan.vni"),

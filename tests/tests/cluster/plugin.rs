@@ -194,7 +194,7 @@ fn a_tail_that_is_killed_or_refused_leaves_no_tap() {
     host.wait_taps(&[&web.device]);
     let pid = cluster.agent_pid().unwrap();
     kill(Pid::from_raw(pid.cast_signed()), Signal::SIGKILL).unwrap();
-    reading.wait_for_log("it is tried again");
+    reading.wait_for_log("; retrying");
     eventually(PATIENCE, || {
         web.ping(db.ip, 1);
         let packets = PacketFile::read(reading.path()).packets.len();
@@ -233,7 +233,7 @@ fn a_mirror_is_switched_on_and_off_and_judged() {
     host.wait_taps(&[]);
     assert_eq!(told(cluster, &["status"]), "no Mirrors\n");
     let again = plugin(cluster, &["off", "deploy/web"]).output().unwrap();
-    assert!(String::from_utf8(again.stderr).unwrap().contains("there is no Mirror deploy-web"));
+    assert!(String::from_utf8(again.stderr).unwrap().contains("Mirror deploy-web not found"));
 }
 
 #[test]
@@ -326,7 +326,7 @@ fn who_may_not_ask_the_agents_hears_what_the_api_server_knows() {
     assert!(text.contains("Requested by the Mirror mine of the namespace."), "{text}");
     let missing = plugin(cluster, &["explain", "nosuch"]).output().unwrap();
     let why = String::from_utf8(missing.stderr).unwrap();
-    assert!(missing.status.code() == Some(1) && why.contains("there is no pod nosuch"), "{why}");
+    assert!(missing.status.code() == Some(1) && why.contains("pod nosuch not found"), "{why}");
     // No agent is ready in that namespace: the API server's message is shown, and the command fails.
     let elsewhere = plugin(cluster, &["explain", "web", "--agents", namespace]).output().unwrap();
     let text = String::from_utf8(elsewhere.stdout).unwrap();

@@ -290,7 +290,7 @@ fn an_empty_address_switches_it_off() {
         let words = [&["run", "--pods-from", pods.path()][..], arguments].concat();
         let agent = Agent::with_environment(lab, &words, variables);
         // By now the agent would listen.
-        agent.wait_for_log(&["takes copies"]);
+        agent.wait_for_log(&["the mirror interface is up"]);
         assert_eq!(lab.node().run("ss -Hltn"), "");
         agent.stop();
     }

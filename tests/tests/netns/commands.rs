@@ -103,7 +103,7 @@ fn an_agent_that_was_killed_is_followed_without_a_gap(mode: AttachMode) {
         // While the agent starts, and after it has started.
         ping();
         lab.wait_status(|status| check(status.agent_running, || "not running".into()));
-        agent.wait_for_log(&["takes copies"]);
+        agent.wait_for_log(&["the mirror interface is up"]);
         lab.wait_mirrored(&[web]);
         ping();
         assert_eq!(attachments(lab, web.veth_host()), 2, "start {round}");

@@ -251,7 +251,7 @@ fn no_packet_is_lost_while_the_mirror_interface_is_deleted() {
     lab.node().ip(&format!("link delete {MIRROR}"));
     flood.go_on(300);
     let agent = Agent::run(lab, any_mode(), &pods, &[]);
-    agent.wait_for_log(&["takes copies"]);
+    agent.wait_for_log(&["the mirror interface is up"]);
     copies_go_on(lab, &flood, MIRROR);
     flood.stop();
     let passed = packets(lab, web.veth_host()) - before;

@@ -346,7 +346,7 @@ fn what_is_no_stream_of_this_agent_is_refused() {
         assert_eq!(exit.stderr.lines().count(), 1, "{words:?}: {exit:?}");
     };
     let tail = ["tail", "--target", "live"];
-    refused(&tail, "no agent runs on this node");
+    refused(&tail, "no agent is running on this node");
     assert!(lab.pins().is_empty(), "{:?}", lab.pins());
     let pods = PodsFile::new(lab, &[streamed(web)]);
     let targets = ["--target", "live=stream", "--target", "ids=ids0", "--target", "other=stream"];

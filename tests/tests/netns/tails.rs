@@ -152,7 +152,7 @@ fn an_interface_is_read_without_an_agent() {
 fn what_cannot_be_read_is_refused() {
     let Node { web, db, lab } = &Node::bridged("tailrefused");
     let alone = lab.agent_exit(&["tail", "--pod", "default/web", "-w", "/dev/null"]);
-    assert!(alone.code == Some(1) && alone.stderr.contains("no agent runs on this node"), "{alone:?}");
+    assert!(alone.code == Some(1) && alone.stderr.contains("no agent is running on this node"), "{alone:?}");
     let missing = lab.agent_exit(&["tail", "nosuch0", "-w", "/dev/null"]);
     assert!(missing.code == Some(1) && missing.stderr.contains("the interface does not exist"), "{missing:?}");
     assert!(lab.pins().is_empty(), "{:?}", lab.pins());

@@ -70,8 +70,8 @@ fn a_network_that_no_nic_is_in_is_told() {
     assert_eq!(nics, ["eth1 both in shop/fast"]);
     assert_eq!(
         problems,
-        ["NoSuchNetwork: slow.shop.ovn.kubernetes.io/mirror asks for the NICs of a network that \
-          k8s.v1.cni.cncf.io/network-status has for no NIC of the pod"]
+        ["NoSuchNetwork: slow.shop.ovn.kubernetes.io/mirror requests the NICs of a network that \
+          k8s.v1.cni.cncf.io/network-status lists for no NIC of the pod"]
     );
     // Multus has not written its annotation yet. This is transient, so there is no Event.
     let early = mk_pod("web", &[(key, "true")]);
