@@ -52,7 +52,7 @@ pub struct Asked {
     pub ends: Option<String>,
     /// Why no node can use it, where that does not depend on the node.
     pub refused: Option<Refusal>,
-    /// So many nodes have more to report than a MirrorNode holds, and may have left it out.
+    /// Number of nodes that have more to report than a MirrorNode holds, and may have omitted it.
     pub left_out: usize,
 }
 
@@ -267,7 +267,7 @@ impl Sums {
     }
 }
 
-/// So many pods, with their verb.
+/// A number of pods, with the verb.
 fn are(pods: i64) -> String {
     if pods == 1 { "1 pod is".to_owned() } else { format!("{pods} pods are") }
 }

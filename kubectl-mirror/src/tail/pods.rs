@@ -171,7 +171,7 @@ mod tests {
         let before = seen(&[pod("1", "web", Some("a"), "Running"), pod("2", "db", None, "Pending")]);
         assert_eq!(before.nodes(), ["a".to_owned()].into());
         let after = seen(&[pod("3", "web", Some("b"), "Pending")]);
-        assert_eq!(after.news_since(&before), ["pod web is on node b", "pod web has gone"]);
+        assert_eq!(after.news_since(&before), ["pod web is on node b", "pod web is gone"]);
         assert_eq!(after.news_since(&after), Vec::<String>::new());
     }
 

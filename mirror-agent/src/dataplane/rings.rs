@@ -44,7 +44,7 @@ impl Rings {
     pub fn make(&self, bytes: u32) -> anyhow::Result<(RingId, OwnedFd)> {
         if !self.have_room(bytes) {
             bail!(
-                "the buffers of all `tail` and `capture` on this node are limited to {} MiB, of which {} MiB are in use",
+                "the buffers of all `tail` and `capture` on this node are limited to {} MiB, and {} MiB are in use",
                 MAX_RINGS >> 20,
                 self.taken() >> 20
             );

@@ -92,7 +92,7 @@ fn packets_that_get_lost_are_noticed_within_a_minute() {
     assert_eq!(lab.get("/readyz").status, 200, "a short absence disturbs nobody");
     node.is_mirrored(web, db);
     eventually(UNREADY, || check(lab.get("/readyz").status == 503, || "still ready".into()));
-    assert_eq!(lab.get("/healthz").status, 200, "to start it anew would not help");
+    assert_eq!(lab.get("/healthz").status, 200, "to start it again would not help");
     node.is_mirrored(web, db);
     api.kubectl("annotate pod db podmirror.io/mirror=true");
     lab.node().run("nft delete table ip cut");
