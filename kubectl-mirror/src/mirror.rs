@@ -60,7 +60,7 @@ pub(crate) async fn on(args: OnArgs, cluster: &Cluster) -> anyhow::Result<()> {
     }
     let params = PatchParams::apply(MANAGER);
     let applied = api.patch(&name, &params, &Patch::Apply(&mirror)).await;
-    applied.with_context(|| format!("cannot make the Mirror {name} in namespace {namespace}"))?;
+    applied.with_context(|| format!("cannot create or update the Mirror {name} in namespace {namespace}"))?;
     tell(&format!("the Mirror {namespace}/{name} is created or updated; `kubectl mirror status` shows its status"));
     Ok(())
 }

@@ -236,7 +236,7 @@ fn register_state(
     }
     register(registry, &info)?;
     let up = IntGaugeVec::new(
-        Opts::new("podmirror_target_up", "1 if a device, pod or tunnel takes copies, else 0."),
+        Opts::new("podmirror_target_up", "1 if a device, pod or tunnel accepts copies, else 0."),
         &["target", "destination"],
     )?;
     let readers = IntGaugeVec::new(

@@ -511,7 +511,7 @@ fn rows() -> Vec<Row> {
         (
             "a helper with nothing",
             |at| at.config(&json!({}), &exec("./helper")).file("helper", helper(&json!({}))),
-            Err("cannot be used: it gives neither a token nor a certificate"),
+            Err("cannot be used: it returned neither a token nor a certificate"),
         ),
         (
             "a helper with a token",

@@ -134,7 +134,7 @@ pub(super) async fn tunnel(handle: &Handle, device: TunnelDevice) -> anyhow::Res
                     .into()
             }
         };
-        format!("cannot make the tunnel's device {name}: {hint}")
+        format!("cannot create the tunnel's device {name}: {hint}")
     };
     let mut link = silent(link, TUNNEL_MTU).build();
     link.header.index = new_index()?.0;

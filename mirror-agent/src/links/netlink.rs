@@ -154,7 +154,7 @@ impl LinkTable for Netlink {
             }
             LinkChange::CreateExit(netns, hub) => {
                 let made = exit::make(handle, &self.inside.namespaces(), *netns, *hub).await;
-                made.context("cannot make the exit of a pod")
+                made.context("cannot create the exit of a pod")
             }
             LinkChange::DeleteExit(netns) => {
                 let deleted = exit::delete(&self.inside.namespaces(), *netns).await;

@@ -95,7 +95,7 @@ pub fn parse_rate(text: &str) -> Result<Rate, String> {
         "use packets and bits a second as in 10kpps, 50Mbit or 10kpps,50Mbit, and optionally burst=100ms";
     let (mut packets, mut bits, mut burst) = (None, None, None);
     for part in text.split(',').map(str::trim) {
-        let again = || format!("{part:?} says again what was said; {USE}");
+        let again = || format!("{part:?} repeats a value; {USE}");
         if let Some(time) = part.strip_prefix("burst=") {
             if burst.replace(parse_burst(time)?).is_some() {
                 return Err(again());

@@ -160,7 +160,7 @@ fn a_known_cni_is_recognised_before_the_first_packet(mode: AttachMode) {
         wait_counted(lab, pod, &expected);
     }
     let words = lab.agent_exit(&["explain", "--pod", "default/web"]).stdout;
-    assert!(words.contains("Programs of Cilium are at the node's end of the veth"), "{words}");
+    assert!(words.contains("Programs of Cilium are at the node side of the veth"), "{words}");
     drop(mirror);
 
     pods.write(&[PodSpec::of(web), PodSpec::of(db)]);

@@ -48,7 +48,7 @@ fn a_pod_is_explained_at_each_step_of_its_life() {
 
     // No mirror is requested.
     let ask = "kubectl annotate --overwrite --namespace default pod web podmirror.io/mirror=true";
-    wait_told(lab, WEB, &["default/web is not mirrored.\nNo mirror is asked for: ", "(NoRequest)\n", ask]);
+    wait_told(lab, WEB, &["default/web is not mirrored.\nNo mirror is requested: ", "(NoRequest)\n", ask]);
     wait_told(lab, "default/db", &["default/db is not mirrored.\nThe pod opts out: ", "(OptedOut)\n"]);
 
     // An annotation requests a mirror, with a filter and a budget.

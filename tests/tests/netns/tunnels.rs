@@ -127,7 +127,7 @@ fn a_port_that_is_taken_is_a_reason_of_its_target_alone() {
     lab.node().ip(&format!("link add {DEVICE} type vxlan id 1 dstport 4790"));
     lab.node().ip(&format!("link set {DEVICE} up"));
     let agent = Agent::run(lab, any_mode(), &pods, &["--target", FAR]);
-    agent.wait_for_log(&["the agent has not made the device"]);
+    agent.wait_for_log(&["the agent did not create the device"]);
     agent.stop();
     lab.cleanup();
     assert!(lab.devices().contains(&DEVICE.to_owned()));

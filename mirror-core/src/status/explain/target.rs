@@ -47,7 +47,7 @@ pub(super) fn write(status: &NodeStatus, name: &str, depth: usize, text: &mut Te
     };
     text.line(depth, &format!("The target {name} is {what}. {state}"));
     if *when_read {
-        text.line(depth, "Copies are made only while a program reads it, as tcpdump does (--when-read).");
+        text.line(depth, "Packets are copied only while a program such as tcpdump reads it (--when-read).");
     }
     if let Some(dropped @ 1..) = dropped {
         text.line(

@@ -141,7 +141,7 @@ fn a_pod_is_not_asked_for() {
         node(&[]).explain("shop/db").unwrap(),
         "\
 shop/db is not mirrored.
-No mirror is asked for: podmirror.io/mirror stands neither on the pod nor on its namespace, and the agent runs without \
+No mirror is requested: neither the pod nor its namespace has podmirror.io/mirror, and the agent runs without \
 --enable-mirror. (NoRequest)
 To mirror it: kubectl annotate --overwrite --namespace shop pod db podmirror.io/mirror=true; for a pod from a file, \
 write this annotation there.
@@ -270,7 +270,7 @@ fn a_capture_alone_is_no_mirror() {
     let text = status.explain("shop/db").unwrap();
     assert!(
         text.starts_with(
-            "shop/db is not mirrored, but a capture reads its packets.\nNo mirror is asked for:"
+            "shop/db is not mirrored, but a capture reads its packets.\nNo mirror is requested:"
         ),
         "{text}"
     );
@@ -305,7 +305,7 @@ fn a_tap_with_two_sides_says_where_it_sees_each_direction() {
 NIC eth0
   It is tapped at the node side of its veth, veth-web (ifindex 12).
   Packets to the pod are tapped inside the pod, where the NIC has ifindex 2.
-    Programs of Cilium are at the node's end of the veth, and can hand packets to the pod behind it.
+    Programs of Cilium are at the node side of the veth, and can deliver packets to the pod past it.
   Podmirror's programs run at its hooks: ingress inside the pod (tcx) for what reaches the pod, ingress (tcx) for what leaves the pod.
   The agent sees no other program before them.
   Coverage of what reaches the pod: Covered, for 5 s. Podmirror's program sees what the NIC carries.
