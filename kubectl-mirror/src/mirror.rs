@@ -61,7 +61,9 @@ pub(crate) async fn on(args: OnArgs, cluster: &Cluster) -> anyhow::Result<()> {
     let params = PatchParams::apply(MANAGER);
     let applied = api.patch(&name, &params, &Patch::Apply(&mirror)).await;
     applied.with_context(|| format!("cannot create or update the Mirror {name} in namespace {namespace}"))?;
-    tell(&format!("the Mirror {namespace}/{name} is created or updated; `kubectl mirror status` shows its status"));
+    tell(&format!(
+        "the Mirror {namespace}/{name} is created or updated; `kubectl mirror status` shows its status"
+    ));
     Ok(())
 }
 

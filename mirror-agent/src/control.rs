@@ -185,9 +185,9 @@ impl Control {
             Some((_, destination)) => {
                 bail!("target {name} is not a stream: its copies go to {destination}; read them there")
             }
-            None => bail!(
-                "this node has no target {name:?}; define it with --target {name}=stream of the agent"
-            ),
+            None => {
+                bail!("this node has no target {name:?}; define it with --target {name}=stream of the agent")
+            }
         }
     }
 }
@@ -270,7 +270,8 @@ async fn admit(
     reports: &mut Reports,
     deadline: Instant,
 ) -> anyhow::Result<(Live, OwnedFd)> {
-    let request: Request = serde_json::from_str(request).context("the client and the agent have different versions")?;
+    let request: Request =
+        serde_json::from_str(request).context("the client and the agent have different versions")?;
     // Before the first complete round, the pods are unknown. The sessions that an earlier agent left still copy to the
     // targets.
     let is_ready = |report: &Arc<Report>| report.is_reconciled || matches!(request.of, Subject::Target(_));
@@ -279,9 +280,7 @@ async fn admit(
         bail!("the agent is not ready yet; `mirror-agent status` shows why");
     }
     if timeout_at(deadline, control.vacancy(&request)).await.is_err() {
-        bail!(
-            "the agent has not yet detached the previous reader; `mirror-agent status` shows its failures"
-        );
+        bail!("the agent has not yet detached the previous reader; `mirror-agent status` shows its failures");
     }
     control.add(request)
 }
@@ -315,9 +314,10 @@ async fn round_with(live: &Live, control: &Control, mut reports: Reports, deadli
     let knows = |report: &Arc<Report>| report.rings.contains(&live.ring);
     let problems = match timeout_at(deadline, reports.wait_for(knows)).await {
         Ok(Ok(report)) => {
-            let unwritten = report.unwritten.get(&live.target).map(|why| {
-                format!("nothing is copied for this command yet: {why}; the agent retries")
-            });
+            let unwritten = report
+                .unwritten
+                .get(&live.target)
+                .map(|why| format!("nothing is copied for this command yet: {why}; the agent retries"));
             let capture = readers.captures.iter().find(|capture| capture.ring == live.ring);
             let skipped = capture.map(|capture| match capture.resource {
                 Some(_) => problems_of_mirror(capture, &report),

@@ -159,9 +159,10 @@ fn gauge(registry: &Registry, name: &str, help: &str, value: usize) -> prometheu
 /// The counters of copies whose length is not as requested: packets, and the bytes by which they differ.
 fn misfit_counters(misfit: Misfit) -> prometheus::Result<[IntCounterVec; 2]> {
     let (copies, bytes) = match misfit {
-        Misfit::Cut => {
-            ("Truncated copies: they contain less of the packet than requested.", "Bytes that were cut off these copies.")
-        }
+        Misfit::Cut => (
+            "Truncated copies: they contain less of the packet than requested.",
+            "Bytes that were cut off these copies.",
+        ),
         Misfit::Long => ("Copies that are longer than the snap length.", "Bytes of these copies beyond it."),
     };
     let counters = |unit, help| {

@@ -189,8 +189,11 @@ fn most_told<'r>(
     let ((reason, message), nodes) = most?;
     let (count, first) = (nodes.len(), name(nodes.first().copied().unwrap_or_default()));
     let message = text(message);
-    let share =
-        if count == all { String::new() } else { format!(" (on {count} of {all} nodes, for example {first})") };
+    let share = if count == all {
+        String::new()
+    } else {
+        format!(" (on {count} of {all} nodes, for example {first})")
+    };
     Some((reason, format!("{message}{share}")))
 }
 

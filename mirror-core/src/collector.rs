@@ -46,10 +46,7 @@ impl fmt::Display for Absent {
             Self::NoList => write!(f, "the pods of this node are not known yet"),
             Self::NoPod => write!(f, "no such pod is on this node"),
             Self::HostNetwork => {
-                write!(
-                    f,
-                    "the pod uses the node's own network and has no veth; name a device instead"
-                )
+                write!(f, "the pod uses the node's own network and has no veth; name a device instead")
             }
             Self::NoNetns => write!(f, "no process of the pod runs on this node yet"),
             Self::NetnsUnreadable(error) => write!(f, "the pod's network namespace cannot be read: {error}"),

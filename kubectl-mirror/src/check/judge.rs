@@ -167,9 +167,7 @@ fn is_whole(facts: &Facts) -> bool {
 fn server(version: &str) -> Finding {
     let found = format!("Kubernetes {version}");
     match numbers(version) {
-        None => {
-            Finding::warn("server", format!("{found}: unknown version format"), "use 1.30 or newer")
-        }
+        None => Finding::warn("server", format!("{found}: unknown version format"), "use 1.30 or newer"),
         Some(numbers) if numbers < LEAST_SERVER => {
             Finding::fail("server", format!("{found}: the chart needs 1.25"), "use 1.30 or newer")
         }
@@ -258,7 +256,8 @@ fn kernels(nodes: &[Node]) -> Vec<Finding> {
     };
     let mut findings = Vec::new();
     if let Some((number, names)) = with(&|_, version| version < LEAST_KERNEL) {
-        let todo = "use Linux 5.10 or newer there, or exclude these nodes with the chart's nodeSelector or affinity";
+        let todo =
+            "use Linux 5.10 or newer there, or exclude these nodes with the chart's nodeSelector or affinity";
         let found = format!("older than 5.10, so no agent works there: {names}");
         findings.push(match number == fit.len() {
             true => Finding::fail("kernel", found, todo),
@@ -286,8 +285,7 @@ fn kernels(nodes: &[Node]) -> Vec<Finding> {
     let unknown = fit.iter().filter(|node| version(node).is_none()).map(|node| node.name_any());
     let unknown: Vec<_> = unknown.collect();
     if !unknown.is_empty() {
-        let found =
-            format!("unknown version format: {}", named(unknown.iter().map(String::as_str)));
+        let found = format!("unknown version format: {}", named(unknown.iter().map(String::as_str)));
         findings.push(Finding::warn("kernel", found, "podmirror needs Linux 5.10 or newer"));
     }
     if findings.is_empty()
@@ -313,9 +311,7 @@ fn networks(daemon_sets: &Read<Vec<DaemonSet>>) -> Vec<Finding> {
     }
     let finding = |network: &network::Network| match network.covered {
         Some(covered) => Finding::ok("network", format!("{}: {covered}", network.name)),
-        None => {
-            Finding::warn("network", format!("{}: not tested with podmirror", network.name), todo)
-        }
+        None => Finding::warn("network", format!("{}: not tested with podmirror", network.name), todo),
     };
     networks.into_iter().map(finding).collect()
 }
@@ -355,11 +351,8 @@ fn resources(facts: &Facts) -> Vec<Finding> {
         ));
     }
     if !other.is_empty() {
-        let found = format!(
-            "these CRDs have another version than this plugin ({}): {}",
-            facts.plugin,
-            named(&other)
-        );
+        let found =
+            format!("these CRDs have another version than this plugin ({}): {}", facts.plugin, named(&other));
         let todo =
             "upgrade the CRDs, then the agents, and use the plugin of the same version: docs/resources.md";
         findings.push(Finding::warn("resources", found, todo));

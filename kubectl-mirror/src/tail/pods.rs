@@ -115,10 +115,8 @@ impl Pods {
                     return Err(error).context("cannot list the pods");
                 }
                 Some(Err(error)) => {
-                    let error = format!(
-                        "cannot follow the pods: {}; retrying",
-                        mirror_client::in_words(&error)
-                    );
+                    let error =
+                        format!("cannot follow the pods: {}; retrying", mirror_client::in_words(&error));
                     if self.told.as_ref() != Some(&error) {
                         tell(&error);
                         self.told = Some(error);

@@ -101,9 +101,7 @@ async fn run(subject: SubjectArgs, destination: Destination, kept: Kept) -> anyh
             )
         }
         (None, None) if !subject.pods.is_empty() || subject.mirror.is_some() => {
-            bail!(
-                "no agent is running on this node, so pods cannot be found; name interfaces instead"
-            )
+            bail!("no agent is running on this node, so pods cannot be found; name interfaces instead")
         }
         (None, None) => with_own_loop(&subject, plan, stop).await,
     }
@@ -210,10 +208,7 @@ async fn join(agent: StdStream, subject: &SubjectArgs) -> anyhow::Result<Joined>
             warn!(%target, "no pod or interface of this node is mirrored to this target yet; waiting");
         }
         (false, None, Some((namespace, name))) => {
-            warn!(
-                mirror = format!("{namespace}/{name}"),
-                "no pod of this node is mirrored yet; waiting"
-            );
+            warn!(mirror = format!("{namespace}/{name}"), "no pod of this node is mirrored yet; waiting");
         }
         (false, None, None) if answer.problems.is_empty() => {
             bail!("the agent has not attached the capture; `mirror-agent status` shows its failures")

@@ -143,8 +143,7 @@ async fn a_ring_that_cannot_be_written_is_told() {
     });
     agent.round();
     let (_, _, answer) = asking.await.unwrap().unwrap();
-    let told =
-        "nothing is copied for this command yet: cannot write a ring: no memory; the agent retries";
+    let told = "nothing is copied for this command yet: cannot write a ring: no memory; the agent retries";
     assert_eq!(answer.problems, [told]);
 }
 

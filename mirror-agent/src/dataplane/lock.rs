@@ -225,7 +225,9 @@ impl Pins {
         };
         match evicted {
             Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
-            evicted => evicted.with_context(|| format!("{} can be changed by others than root", root.display())),
+            evicted => {
+                evicted.with_context(|| format!("{} can be changed by others than root", root.display()))
+            }
         }
     }
 }

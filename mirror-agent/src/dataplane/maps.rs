@@ -291,8 +291,7 @@ impl Maps {
     fn namespace_meter(&mut self, owner: &Owner) -> anyhow::Result<Option<u32>> {
         let Some(pod) = &owner.pod else { return Ok(None) };
         let place = self.ledger.namespace_meter(&pod.namespace);
-        let place =
-            place.ok_or_else(|| anyhow!("the limit of {MAX_TAPS} namespaces per node is reached"))?;
+        let place = place.ok_or_else(|| anyhow!("the limit of {MAX_TAPS} namespaces per node is reached"))?;
         if !self.ledger.has_namespace_meter(place) {
             self.meters.clear_namespace(place)?;
         }

@@ -105,7 +105,8 @@ impl Streams {
     /// Sets the ring of the target at `place`.
     pub(super) fn set_ring(&mut self, place: u32, id: RingId, rings: &Rings) -> anyhow::Result<()> {
         let rings = rings.all();
-        let (ring, _) = rings.get(&id).ok_or_else(|| anyhow!("the program that reads a stream has exited"))?;
+        let (ring, _) =
+            rings.get(&id).ok_or_else(|| anyhow!("the program that reads a stream has exited"))?;
         self.rings.set(place, ring, 0).context("cannot write a ring")
     }
 

@@ -95,7 +95,13 @@ async fn make(
     }
     match peer {
         None => {
-            info!(device = name, kind = "dummy", mtu, offloads = keeps_offloads, "created a device for copies")
+            info!(
+                device = name,
+                kind = "dummy",
+                mtu,
+                offloads = keeps_offloads,
+                "created a device for copies"
+            )
         }
         Some(peer) => {
             let reason = "the kernel has no dummy driver";

@@ -24,7 +24,10 @@ impl fmt::Display for Attachment {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { key, is_told } = self;
         if *is_told {
-            write!(f, "{key} requests the NICs of a network that {NETWORK_STATUS} lists for no NIC of the pod")
+            write!(
+                f,
+                "{key} requests the NICs of a network that {NETWORK_STATUS} lists for no NIC of the pod"
+            )
         } else {
             write!(
                 f,

@@ -61,7 +61,8 @@ pub(super) fn instructions(text: &str) -> Result<Vec<Insn>, String> {
 /// Parses `1/100` or `10%`. `None`: all flows.
 pub fn parse_sample(text: &str) -> Result<Option<Share>, String> {
     const USE: &str = "use a fraction as in 1/100, or a percentage as in 10%";
-    let number = |text: &str| text.trim().parse::<f64>().map_err(|_| format!("{text:?} is not a number; {USE}"));
+    let number =
+        |text: &str| text.trim().parse::<f64>().map_err(|_| format!("{text:?} is not a number; {USE}"));
     let share = match (text.split_once('/'), text.trim().strip_suffix('%')) {
         (Some((part, whole)), _) => number(part)? / number(whole)?,
         (None, Some(percent)) => number(percent)? / 100.0,
@@ -109,7 +110,8 @@ pub fn parse_rate(text: &str) -> Result<Rate, String> {
         } else {
             return Err(format!("{part:?} is not a rate; {USE}"));
         };
-        let rate = quantity::parse(number, DECIMAL).ok_or_else(|| format!("{part:?} is not a rate; {USE}"))?;
+        let rate =
+            quantity::parse(number, DECIMAL).ok_or_else(|| format!("{part:?} is not a rate; {USE}"))?;
         if rate > most {
             let unit = part.strip_prefix(number).unwrap_or_default();
             return Err(format!("{part:?} is too much: at most {}{unit}", quantity::show(most, DECIMAL)));

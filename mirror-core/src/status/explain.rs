@@ -231,7 +231,9 @@ impl<'a> Subject<'a> {
         if let Some(PodSideStatus { ifindex, .. }) = pod_side {
             text.line(
                 1,
-                &format!("Packets to the pod are tapped inside the pod, where the NIC has ifindex {ifindex}."),
+                &format!(
+                    "Packets to the pod are tapped inside the pod, where the NIC has ifindex {ifindex}."
+                ),
             );
             if let Some(why) = coverage::of(self.status, tap).and_then(|nic| nic.why_inside.as_ref()) {
                 text.line(2, &sentence(why));

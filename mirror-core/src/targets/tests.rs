@@ -62,7 +62,10 @@ fn a_mirror_target_stands_beside_the_flags_and_the_older_one_comes_first() {
             "same-keys: the target ids, vxlan:10.9.0.5:14789/vni=77, has the same keys; use others",
         ]
     );
-    assert!(refused[0].starts_with("broken: \"10.9.0.5\" is not an address of a vxlan tunnel"), "{refused:?}");
+    assert!(
+        refused[0].starts_with("broken: \"10.9.0.5\" is not an address of a vxlan tunnel"),
+        "{refused:?}"
+    );
 }
 
 fn device(ifindex: Option<u32>, up: bool) -> Target {

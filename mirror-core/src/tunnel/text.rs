@@ -45,7 +45,9 @@ impl Tunnel {
                     existing = Some(name);
                 }
                 Some(("identity", "true")) if kind == Kind::Geneve => identity = true,
-                _ => return Err(format!("{option:?} is not an option of this tunnel: use {}", options(kind))),
+                _ => {
+                    return Err(format!("{option:?} is not an option of this tunnel: use {}", options(kind)));
+                }
             }
         }
         let keys = keys.ok_or_else(|| format!("{text:?} has no {word}: add one, as in {text}/{word}=77"))?;

@@ -63,7 +63,9 @@ fn a_server_that_falls_silent_is_noticed() {
     let agent = api.agent(lab, &[]);
     lab.wait_mirrored(&[web]);
     api.set_way(Way::Silent);
-    eventually(NOTICED, || check(!agent.log_with(&["is unavailable", "pods"]).is_empty(), || "not noticed".into()));
+    eventually(NOTICED, || {
+        check(!agent.log_with(&["is unavailable", "pods"]).is_empty(), || "not noticed".into())
+    });
     node.is_mirrored(web, db);
     api.kubectl("annotate pod db podmirror.io/mirror=true");
     api.set_way(Way::Open);
@@ -88,7 +90,9 @@ fn packets_that_get_lost_are_noticed_within_a_minute() {
     lab.node().run("nft add chain ip cut input { type filter hook input priority 0 ; }");
     lab.node().run(&format!("nft add rule ip cut input tcp sport {} drop", api.port()));
     lab.node().run(&format!("nft add rule ip cut input tcp dport {} drop", api.port()));
-    eventually(CUT_OFF, || check(!agent.log_with(&["is unavailable", "pods"]).is_empty(), || "not noticed".into()));
+    eventually(CUT_OFF, || {
+        check(!agent.log_with(&["is unavailable", "pods"]).is_empty(), || "not noticed".into())
+    });
     assert_eq!(lab.get("/readyz").status, 200, "a short absence disturbs nobody");
     node.is_mirrored(web, db);
     eventually(UNREADY, || check(lab.get("/readyz").status == 503, || "still ready".into()));
@@ -195,7 +199,9 @@ fn a_token_that_is_refused_is_followed_by_the_next_one() {
     node.is_mirrored(web, db);
     issue();
     api.kubectl("annotate pod db podmirror.io/mirror=true");
-    eventually(NOTICED, || check(!agent.log_with(&["API is available again", "pods"]).is_empty(), || "no".into()));
+    eventually(NOTICED, || {
+        check(!agent.log_with(&["API is available again", "pods"]).is_empty(), || "no".into())
+    });
     lab.wait_mirrored(&[web, db]);
     agent.stop();
     for kind in ["clusterrolebinding", "clusterrole"] {

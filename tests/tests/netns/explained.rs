@@ -140,10 +140,7 @@ fn a_pod_is_explained_at_each_step_of_its_life() {
     wait_told(
         lab,
         WEB,
-        &[
-            "default/web is mirrored.\nNo agent is running on this node.",
-            "Without an answer of the agent",
-        ],
+        &["default/web is mirrored.\nNo agent is running on this node.", "Without an answer of the agent"],
     );
     wait_counters_told(lab, device);
     assert_eq!((lab.network_state(), lab.pins()), before);
@@ -153,21 +150,14 @@ fn a_pod_is_explained_at_each_step_of_its_life() {
     wait_told(
         lab,
         WEB,
-        &[
-            "NamespaceExcluded: its namespace is excluded from mirroring",
-            "Only the administrator",
-        ],
+        &["NamespaceExcluded: its namespace is excluded from mirroring", "Only the administrator"],
     );
     wait_told(lab, "default/db", &["(NamespaceExcluded)\nOnly the administrator can change this"]);
     agent.stop();
     pods.write(&[spec(&[]), PodSpec::of(db).mirror("true")]);
     let _agent = Agent::run(lab, any_mode(), &pods, &["--allow-namespaces", "shop"]);
     wait_told(lab, WEB, &["(NamespaceNotAllowed)\nOnly the administrator can change this"]);
-    wait_told(
-        lab,
-        "default/db",
-        &["NamespaceNotAllowed: its namespace is not allowed to request mirrors"],
-    );
+    wait_told(lab, "default/db", &["NamespaceNotAllowed: its namespace is not allowed to request mirrors"]);
 }
 
 #[test]

@@ -38,7 +38,8 @@ fn wait_for_uncut(lab: &Lab, expected: bool) {
         let notes = status.notes.as_ref().ok_or("no agent")?;
         let is_uncut = notes["not_mirrored"].as_array().is_some_and(|notes| {
             notes.iter().any(|note| {
-                note["reason"] == "Uncut" && note["message"].as_str().unwrap().contains("before podmirror's program")
+                note["reason"] == "Uncut"
+                    && note["message"].as_str().unwrap().contains("before podmirror's program")
             })
         });
         check(is_uncut == expected && notes["failures"] == serde_json::json!([]), || format!("{notes}"))

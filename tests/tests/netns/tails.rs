@@ -154,7 +154,10 @@ fn what_cannot_be_read_is_refused() {
     let alone = lab.agent_exit(&["tail", "--pod", "default/web", "-w", "/dev/null"]);
     assert!(alone.code == Some(1) && alone.stderr.contains("no agent is running on this node"), "{alone:?}");
     let missing = lab.agent_exit(&["tail", "nosuch0", "-w", "/dev/null"]);
-    assert!(missing.code == Some(1) && missing.stderr.contains("the interface does not exist"), "{missing:?}");
+    assert!(
+        missing.code == Some(1) && missing.stderr.contains("the interface does not exist"),
+        "{missing:?}"
+    );
     assert!(lab.pins().is_empty(), "{:?}", lab.pins());
     let pods = PodsFile::new(lab, &[PodSpec::of(web), PodSpec::of(db)]);
     let _agent = Agent::run(lab, any_mode(), &pods, &["--exclude-namespaces", "default"]);

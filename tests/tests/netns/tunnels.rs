@@ -81,7 +81,10 @@ fn each_nic_has_its_own_key() {
     lab.wait_status(|status| {
         let notes = status.notes.clone().unwrap_or_default();
         let why = notes["not_mirrored"].to_string();
-        check(why.contains("NoRoom") && why.contains("all 2 keys of the target's tunnel, one for each NIC"), || why)
+        check(
+            why.contains("NoRoom") && why.contains("all 2 keys of the target's tunnel, one for each NIC"),
+            || why,
+        )
     });
     pods.write(&all[1..]);
     let status = lab.wait_status(|status| {

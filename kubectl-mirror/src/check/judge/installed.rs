@@ -30,9 +30,12 @@ pub(super) fn findings(facts: &Facts) -> Vec<Finding> {
     if !is_installed(facts) {
         let found = format!("podmirror is not installed in namespace {namespace}");
         return vec![match facts.crds.as_ref().is_ok_and(|crds| !crds.is_empty()) {
-            true => Finding::warn("agents", found, "the CRDs are installed; set another namespace with --agents"),
+            true => {
+                Finding::warn("agents", found, "the CRDs are installed; set another namespace with --agents")
+            }
             false => Finding {
-                todo: "see docs/install.md for the installation, or set another namespace with --agents".to_owned(),
+                todo: "see docs/install.md for the installation, or set another namespace with --agents"
+                    .to_owned(),
                 ..Finding::ok("agents", found)
             },
         }];
@@ -134,8 +137,10 @@ fn versions(facts: &Facts, pods: &[Pod]) -> Vec<Finding> {
             format!("{version} on {}", named(nodes.iter().map(String::as_str)))
         };
         let found = format!("the agents differ: {}", versions.iter().map(of).collect::<Vec<_>>().join("; "));
-        let todo =
-            format!("kubectl -n {} rollout status daemonset shows whether an upgrade is in progress", facts.agents);
+        let todo = format!(
+            "kubectl -n {} rollout status daemonset shows whether an upgrade is in progress",
+            facts.agents
+        );
         return vec![Finding::warn("versions", found, todo)];
     }
     let Some(version) = versions.keys().next() else { return Vec::new() };

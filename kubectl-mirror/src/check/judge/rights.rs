@@ -39,8 +39,7 @@ pub(in crate::check) fn asked(namespace: &str, agents: &str) -> Vec<Asked> {
         is_for_answers: subresource == Some("exec"),
     };
     let (pods, own, of_agents) = ("pods", Some(namespace), Some(agents));
-    let edit =
-        format!("with podmirror installed, the ClusterRole edit in namespace {namespace} grants this");
+    let edit = format!("with podmirror installed, the ClusterRole edit in namespace {namespace} grants this");
     let view = format!("the ClusterRole view in namespace {namespace} grants this");
     let tail = format!(
         "the Role podmirror-tail of the chart grants this: kubectl -n {agents} create rolebinding NAME --role \

@@ -164,10 +164,7 @@ fn the_network_is_told_with_what_is_known_of_it() {
     let (result, found) = with("kube-flannel-ds");
     assert_eq!(result, Level::Ok);
     assert!(found.starts_with("Flannel: packets from and to pods are seen"), "{found}");
-    assert_eq!(
-        with("aws-node"),
-        (Level::Warn, "Amazon VPC CNI: not tested with podmirror".to_owned())
-    );
+    assert_eq!(with("aws-node"), (Level::Warn, "Amazon VPC CNI: not tested with podmirror".to_owned()));
     assert_eq!(with("kube-proxy").0, Level::Warn);
     assert_eq!(only(&Facts { daemon_sets: refused(), ..facts() }, "network").0, Level::Warn);
 }

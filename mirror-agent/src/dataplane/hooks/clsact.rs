@@ -27,8 +27,7 @@ pub(super) fn attach(
 ) -> anyhow::Result<()> {
     if let Some((filter, extra)) = filters.split_first() {
         let link = link(filter, ifindex, which)?;
-        let attached =
-            program.attach_to_link(link).context("cannot replace the program")?;
+        let attached = program.attach_to_link(link).context("cannot replace the program")?;
         // aya detaches a filter when its link is dropped. podmirror's filter has to outlive the agent.
         std::mem::forget(program.take_link(attached)?);
         return remove(extra, ifindex, which);

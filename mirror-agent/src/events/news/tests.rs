@@ -164,10 +164,7 @@ fn what_an_earlier_agent_has_left_is_not_told_again() {
     let unlisted = Report { pods: None, ..report(&[], Mirrors::new(), &agent.found) };
     assert_eq!(agent.told_by(&unlisted), [""; 0]);
     assert_eq!(agent.told(&[all, over]), [""; 0]);
-    assert_eq!(
-        agent.told(&[over]),
-        ["MirrorEnded: No longer mirrored by mirror/all: no longer requested"]
-    );
+    assert_eq!(agent.told(&[over]), ["MirrorEnded: No longer mirrored by mirror/all: no longer requested"]);
     // While no agent ran, the Mirror was deleted, and the other mirror got another target.
     let agent = &mut Agent::finding(of_web(&[all, over]));
     assert_eq!(

@@ -90,7 +90,8 @@ fn settings(settings: &SettingsStatus) -> Vec<String> {
     lines.extend(snaplen.map(|bytes| format!("Snap length: only the first {bytes} bytes of each packet.")));
     if lines.is_empty() {
         lines.push(
-            "It has no filter, sample, rate or snap length: it copies all these packets completely.".to_owned(),
+            "It has no filter, sample, rate or snap length: it copies all these packets completely."
+                .to_owned(),
         );
     }
     lines

@@ -251,7 +251,8 @@ fn the_message_for_an_unknown_pod_says_where_to_look() {
     );
     status.notes = Some(Notes::default());
     assert!(
-        told(&status).starts_with("pod shop/nobody is unknown: the agent of this node has no list of pods yet")
+        told(&status)
+            .starts_with("pod shop/nobody is unknown: the agent of this node has no list of pods yet")
     );
     status.notes = None;
     assert!(told(&status).ends_with("the running agent does not answer; try again"));

@@ -54,9 +54,7 @@ const fn of(verdict: Verdict) -> &'static str {
              (--max-namespace-rate), of the node (--max-rate) or of the MirrorTarget (maxRate). A narrower filter needs \
              fewer copies; a higher rate allows more."
         }
-        Verdict::Ended => {
-            "A budget is used up. All budgets restart when the settings of the mirror change."
-        }
+        Verdict::Ended => "A budget is used up. All budgets restart when the settings of the mirror change.",
         Verdict::Uncut => {
             "The copy could not be cut to the snap length, or addressed for the tunnel, so it was not delivered. \
              Without a snap length, a copy to a device is not cut."

@@ -289,7 +289,10 @@ mod tests {
             "allowedNamespaces": { "matchExpressions": [{ "key": "a", "operator": "Like", "values": ["b"] }] },
         }));
         assert!(
-            target.destination.unwrap_err().starts_with("spec.allowedNamespaces: \"Like\" is not an operator")
+            target
+                .destination
+                .unwrap_err()
+                .starts_with("spec.allowedNamespaces: \"Like\" is not an operator")
         );
         assert!(!target.namespaces.matches(&[("a".to_owned(), "b".to_owned())].into()));
         let none =
