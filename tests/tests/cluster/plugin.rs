@@ -332,7 +332,7 @@ fn who_may_not_ask_the_agents_hears_what_the_api_server_knows() {
     let text = String::from_utf8(elsewhere.stdout).unwrap();
     let why = String::from_utf8(elsewhere.stderr).unwrap();
     assert!(elsewhere.status.code() == Some(1) && text.contains("/mine selects it."), "{text} {why}");
-    assert!(why.contains("no agent of podmirror is ready there"), "{why}");
+    assert!(why.contains("no ready podmirror agent there"), "{why}");
 }
 
 /// The agents' own data needs a kubelet, so the stories of the level api only have agents that do not answer.
