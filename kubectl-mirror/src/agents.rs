@@ -32,7 +32,7 @@ pub(crate) async fn of_all(cluster: &Cluster) -> anyhow::Result<Agents> {
 
 /// The message for a node without a ready agent.
 pub(crate) fn missing(namespace: &str) -> String {
-    format!("no agent of podmirror is ready there (namespace {namespace}; --agents names another one)")
+    format!("no ready podmirror agent there (namespace {namespace}; set another one with --agents)")
 }
 
 async fn list(api: &Api<Pod>, params: &ListParams, namespace: &str) -> anyhow::Result<Vec<Pod>> {

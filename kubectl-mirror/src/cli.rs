@@ -10,7 +10,8 @@ use crate::{
     workload::{Kind, Workload},
 };
 
-/// Shows the packets of pods in Wireshark, and makes, deletes and judges mirrors of a cluster with podmirror.
+/// Shows the packets of pods in Wireshark, and creates, deletes and inspects mirrors of a cluster with
+/// podmirror.
 #[derive(Debug, Parser)]
 #[command(name = "kubectl-mirror", bin_name = "kubectl mirror", version, propagate_version = true)]
 pub(crate) struct Cli {
@@ -29,23 +30,25 @@ pub(crate) enum Command {
     /// Write the newest packets of pods, also of pods that have gone, from the recorders of the nodes (the chart's
     /// recorder.enabled): pcapng to standard output or into a file.
     Save(SaveArgs),
-    /// Mirror a workload to a target, until `off` or the end of --duration: makes a Mirror, or changes that of the last
-    /// `on`.
+    /// Mirror a workload to a target, until `off` or the end of --duration: creates a Mirror, or updates that
+    /// of the last `on`.
     On(OnArgs),
-    /// End the mirror that `on` has made for a workload: deletes the Mirror.
+    /// End the mirror that `on` created for a workload: deletes the Mirror.
     Off(OffArgs),
-    /// Show the Mirrors and ClusterMirrors, with what all nodes have made of them.
+    /// Show the Mirrors and ClusterMirrors, with their status on all nodes.
     Status(StatusArgs),
-    /// Say in plain words whether and how a pod is mirrored: who asks for it, its NICs and hooks, the filter, the budget,
-    /// the target, what was counted; and why not.
+    /// Explain whether and how a pod is mirrored: what requested the mirror, the NICs and hooks, the filter,
+    /// the budget, the target and the counters; and why it is not mirrored.
     Explain(ExplainArgs),
-    /// Show how much the taps have seen of what the NICs have carried, by direction, and the reason where it is less.
+    /// Show how many of the packets of each NIC the taps have seen, by direction, and the reason if packets
+    /// are missing.
     Coverage(CoverageArgs),
-    /// Show what the tapped NICs carry and what is copied, in packets and bytes a second, every 2 s until Ctrl-C.
+    /// Show the traffic of the tapped NICs and the copies, in packets and bytes per second, every 2 s until
+    /// Ctrl-C.
     Top(TopArgs),
-    /// Check whether podmirror can work on this cluster, or whether it works: the server, the nodes, the network, the CRDs,
-    /// your rights, the agents, the targets. Ends with 0 if all is well, 1 if something should be looked at, 2 if it does
-    /// not work.
+    /// Check whether podmirror can run on this cluster, or whether it works: the server, the nodes, the
+    /// network, the CRDs, your permissions, the agents, the targets. Exits with 0 if all is well, 1 if
+    /// something needs attention, 2 if it does not work.
     Check(CheckArgs),
     /// Print a completion script for a shell.
     Completion {
@@ -55,7 +58,7 @@ pub(crate) enum Command {
     /// Write the manual pages, one for each command.
     #[command(hide = true)]
     Man {
-        /// The directory, which is made if it is missing.
+        /// Directory, which is created if it does not exist.
         #[arg(value_name = "DIR")]
         directory: PathBuf,
     },
@@ -88,8 +91,8 @@ pub(crate) struct Connection {
 #[derive(Debug, Args)]
 #[group(required = true, multiple = false)]
 pub(crate) struct Which {
-    /// The pods: pod/NAME, or a workload whose pods are selected as it selects them: deploy/NAME, sts/NAME, ds/NAME,
-    /// rs/NAME, job/NAME or svc/NAME. A name alone is a pod.
+    /// Pods to select: pod/NAME, or the pods of a workload: deploy/NAME, sts/NAME, ds/NAME, rs/NAME, job/NAME
+    /// or svc/NAME. A name without a kind is a pod.
     #[arg(value_name = "WORKLOAD")]
     pub(crate) workload: Option<Workload>,
     /// The pods with these labels, as in app=web,tier!=test or 'app in (web, api)'.
@@ -159,22 +162,22 @@ pub(crate) struct OnArgs {
     /// The target of the copies [default: that of the agents].
     #[arg(long, value_name = "NAME")]
     pub(crate) target: Option<String>,
-    /// Only packets that match this filter, in tcpdump's language (pcap-filter(7)).
+    /// Filter of the packets to copy, in tcpdump's syntax (pcap-filter(7)).
     #[arg(long, short, value_name = "EXPR", value_parser = filter)]
     pub(crate) filter: Option<String>,
-    /// Which packets, seen from the pod [default: both].
+    /// Direction of the packets, as seen from the pod [default: both].
     #[arg(long, value_enum)]
     pub(crate) direction: Option<Direction>,
-    /// Only this share of the flows, as in 1/100 or 10%.
+    /// Share of the flows to copy, for example 1/100 or 10%.
     #[arg(long, value_name = "SHARE", value_parser = setting("sample"))]
     pub(crate) sample: Option<String>,
-    /// At most so many copies a second of each NIC, as in 10kpps or 50Mbit.
+    /// Maximum copies per second of each NIC, for example 10kpps or 50Mbit.
     #[arg(long, value_name = "RATE", value_parser = setting("rate"))]
     pub(crate) rate: Option<String>,
-    /// Bytes of each packet.
+    /// Bytes to copy of each packet.
     #[arg(long, value_name = "N", value_parser = snaplen)]
     pub(crate) snaplen: Option<u32>,
-    /// The mirror ends after this time, as in 15m [default: never].
+    /// Duration after which the mirror ends, for example 15m [default: never].
     #[arg(long, value_name = "TIME", value_parser = duration)]
     pub(crate) duration: Option<Time>,
 }
@@ -183,10 +186,10 @@ pub(crate) struct OnArgs {
 #[derive(Debug, Args)]
 #[group(required = true, multiple = false)]
 pub(crate) struct OffArgs {
-    /// The workload of the `on` before.
+    /// The workload that was given to `on`.
     #[arg(value_name = "WORKLOAD")]
     pub(crate) workload: Option<Workload>,
-    /// The name of the Mirror, where `on` was given one.
+    /// The name of the Mirror, if it was given to `on`.
     #[arg(long, value_name = "NAME")]
     pub(crate) name: Option<String>,
 }
@@ -200,10 +203,10 @@ pub(crate) struct StatusArgs {
         default_value_t = false, default_missing_value = "true"
     )]
     pub(crate) all_namespaces: bool,
-    /// Form of the output.
+    /// Output format.
     #[arg(long, short, value_enum, default_value = "table")]
     pub(crate) output: Output,
-    /// Show it again every 2 s, until Ctrl-C: on a terminal in the same place, else below.
+    /// Refresh every 2 s until Ctrl-C: in place on a terminal, otherwise one table after the other.
     #[arg(
         long, value_name = "BOOL", action = ArgAction::Set, num_args = 0..=1, require_equals = true,
         default_value_t = false, default_missing_value = "true"
@@ -228,7 +231,7 @@ pub(crate) struct CoverageArgs {
         default_value_t = false, default_missing_value = "true"
     )]
     pub(crate) all_namespaces: bool,
-    /// Form of the output.
+    /// Output format.
     #[arg(long, short, value_enum, default_value = "table")]
     pub(crate) output: Form,
 }
@@ -242,13 +245,13 @@ pub(crate) struct TopArgs {
         default_value_t = false, default_missing_value = "true"
     )]
     pub(crate) all_namespaces: bool,
-    /// Show it once, after 2 s, and end.
+    /// Show the table once, after 2 s, and exit.
     #[arg(
         long, value_name = "BOOL", action = ArgAction::Set, num_args = 0..=1, require_equals = true,
         default_value_t = false, default_missing_value = "true"
     )]
     pub(crate) once: bool,
-    /// Show at most so many NICs: those that carry most.
+    /// Maximum number of NICs to show: those with the most traffic.
     #[arg(long, value_name = "N", default_value_t = 40)]
     pub(crate) rows: usize,
 }
@@ -256,7 +259,7 @@ pub(crate) struct TopArgs {
 /// `kubectl mirror check`.
 #[derive(Debug, Args)]
 pub(crate) struct CheckArgs {
-    /// Form of the output.
+    /// Output format.
     #[arg(long, short, value_enum, default_value = "table")]
     pub(crate) output: Form,
 }
@@ -264,9 +267,9 @@ pub(crate) struct CheckArgs {
 /// Form of `coverage` and `check`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Form {
-    /// For people.
+    /// A table.
     Table,
-    /// For machines.
+    /// JSON.
     Json,
 }
 
@@ -277,20 +280,20 @@ pub(crate) enum Output {
     Table,
     /// A table with the nodes, and every pod that is not covered.
     Wide,
-    /// For machines.
+    /// JSON.
     Json,
-    /// For machines.
+    /// YAML.
     Yaml,
 }
 
 /// The direction, seen from the pod.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Direction {
-    /// What reaches the pod, and what leaves it.
+    /// Packets to and from the pod.
     Both,
-    /// What reaches the pod.
+    /// Packets to the pod.
     Ingress,
-    /// What leaves the pod.
+    /// Packets from the pod.
     Egress,
 }
 
@@ -305,7 +308,7 @@ fn duration(text: &str) -> Result<Time, String> {
     Ok(Time { text: text.trim().to_owned(), time: parse_duration(text)? })
 }
 
-/// Checks a filter as the agents do, so that a mistake is told at once, with its place.
+/// Checks a filter as the agents do, so that a mistake is reported at once, with its position.
 fn filter(text: &str) -> Result<String, String> {
     setting("filter")(text)
 }
@@ -322,7 +325,7 @@ fn setting(key: &'static str) -> impl Fn(&str) -> Result<String, String> + Clone
 fn pod(text: &str) -> Result<String, String> {
     match text.parse()? {
         Workload { kind: Kind::Pod, name } => Ok(name),
-        workload => Err(format!("{workload} is no pod: name one pod, as in pod/web")),
+        workload => Err(format!("{workload} is not a pod: name one pod, as in pod/web")),
     }
 }
 
@@ -393,7 +396,7 @@ mod tests {
             ("save cronjob/web", "deploy"),
             ("on deploy/web --rate fast", "kpps"),
             ("explain", "required"),
-            ("explain deploy/web", "no pod"),
+            ("explain deploy/web", "not a pod"),
             ("coverage -o yaml", "json"),
             ("check -o yaml", "json"),
         ] {

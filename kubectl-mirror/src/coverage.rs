@@ -148,7 +148,7 @@ fn compared(status: NodeStatus) -> Result<Vec<NicCoverage>, String> {
     let is_running = status.agent_running;
     status.notes.map(|notes| notes.coverage).ok_or_else(|| match is_running {
         true => "its agent runs, and does not say what it compares; try again".to_owned(),
-        false => "its agent does not run, and nobody else compares".to_owned(),
+        false => "its agent is not running, so coverage is unknown".to_owned(),
     })
 }
 
@@ -178,7 +178,7 @@ mod tests {
     }
 
     fn covered() -> DirectionCoverage {
-        direction("Covered", "our program sees what the NIC carries", 512, 512)
+        direction("Covered", "podmirror's program sees what the NIC carries", 512, 512)
     }
 
     fn nic(pod: &str, ingress: DirectionCoverage, egress: DirectionCoverage) -> NicCoverage {
@@ -228,7 +228,7 @@ mod tests {
                shop/idle-1 eth0 egress, shop/idle-2 eth0 egress, shop/idle-3 eth0 egress, and 1 more\n"
         );
         let silent =
-            Unanswered { node: "c".into(), why: "its agent does not run, and nobody else compares".into() };
+            Unanswered { node: "c".into(), why: "its agent is not running, so coverage is unknown".into() };
         assert_eq!(report.unanswered, [silent]);
         assert_eq!(Report::of(answers, None).nics.len(), 6);
     }
@@ -240,7 +240,7 @@ mod tests {
         let report =
             Report::of(vec![answer("a", Some(vec![nic("shop/web", covered(), covered())])), silent], None);
         let covered = json!({
-            "state": "Covered", "message": "our program sees what the NIC carries", "seconds": 150, "seen": 512,
+            "state": "Covered", "message": "podmirror's program sees what the NIC carries", "seconds": 150, "seen": 512,
             "carried": 512,
         });
         let nic = json!({

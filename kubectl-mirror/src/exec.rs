@@ -189,7 +189,7 @@ fn exit_code(status: &Status) -> anyhow::Result<u8> {
     match codes.next().and_then(|cause| cause.message.as_ref()?.parse().ok()) {
         Some(code) => Ok(code),
         None => {
-            bail!("{}", status.message.as_deref().unwrap_or("the command has failed, and nobody says why"))
+            bail!("{}", status.message.as_deref().unwrap_or("the command failed without an error message"))
         }
     }
 }

@@ -30,7 +30,7 @@ pub(crate) async fn explain(args: ExplainArgs, cluster: &Cluster) -> anyhow::Res
     let namespace = &cluster.namespace;
     let pod = Api::<Pod>::namespaced(cluster.client.clone(), namespace).get_opt(&name).await;
     let pod = pod.with_context(|| format!("cannot read pod {name} in namespace {namespace}"))?;
-    let pod = pod.with_context(|| format!("there is no pod {name} in namespace {namespace}"))?;
+    let pod = pod.with_context(|| format!("pod {name} not found in namespace {namespace}"))?;
     let Some(node) = pod.spec.as_ref().and_then(|spec| spec.node_name.clone()) else {
         print(&words::words(&facts(pod, cluster).await))?;
         return Ok(ExitCode::SUCCESS);
@@ -49,7 +49,7 @@ pub(crate) async fn explain(args: ExplainArgs, cluster: &Cluster) -> anyhow::Res
         return Ok(ExitCode::SUCCESS);
     }
     print(&text)?;
-    Err(why.context(format!("node {node}: its agent, which knows more, was not heard")))
+    Err(why.context(format!("node {node}: the agent did not answer; showing data of the API server only")))
 }
 
 /// Runs `mirror-agent explain` on the node.

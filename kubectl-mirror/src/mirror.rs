@@ -27,11 +27,11 @@ pub(crate) async fn on(args: OnArgs, cluster: &Cluster) -> anyhow::Result<()> {
     let name = match (&args.name, &args.which.workload) {
         (Some(name), _) => name.clone(),
         (None, Some(workload)) => name_of(workload),
-        (None, None) => bail!("labels have no name: name the Mirror with --name"),
+        (None, None) => bail!("--name is required with labels (-l)"),
     };
     if let Some(Workload { kind: Kind::Pod, name: pod }) = &args.which.workload {
         bail!(
-            "a Mirror selects pods by their labels, and not by a name: use `kubectl annotate pod {pod} \
+            "a Mirror selects pods by labels, not by name: use `kubectl annotate pod {pod} \
              podmirror.io/mirror=true`, or -l with labels of that pod, and --name"
         );
     }
@@ -60,8 +60,10 @@ pub(crate) async fn on(args: OnArgs, cluster: &Cluster) -> anyhow::Result<()> {
     }
     let params = PatchParams::apply(MANAGER);
     let applied = api.patch(&name, &params, &Patch::Apply(&mirror)).await;
-    applied.with_context(|| format!("cannot make the Mirror {name} in namespace {namespace}"))?;
-    tell(&format!("the Mirror {namespace}/{name} is there; `kubectl mirror status` shows what comes of it"));
+    applied.with_context(|| format!("cannot create or update the Mirror {name} in namespace {namespace}"))?;
+    tell(&format!(
+        "the Mirror {namespace}/{name} is created or updated; `kubectl mirror status` shows its status"
+    ));
     Ok(())
 }
 
@@ -74,7 +76,7 @@ pub(crate) async fn off(args: OffArgs, cluster: &Cluster) -> anyhow::Result<()> 
     };
     let (api, namespace) = (mirrors(cluster), &cluster.namespace);
     let there = api.get_opt(&name).await.context("cannot read the Mirrors")?;
-    let there = there.with_context(|| format!("there is no Mirror {name} in namespace {namespace}"))?;
+    let there = there.with_context(|| format!("Mirror {name} not found in namespace {namespace}"))?;
     refuse_others(&there, namespace)?;
     let deleted = api.delete(&name, &DeleteParams::default()).await;
     deleted.with_context(|| format!("cannot delete the Mirror {name} in namespace {namespace}"))?;

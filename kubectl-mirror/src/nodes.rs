@@ -41,7 +41,7 @@ pub(crate) struct Answer {
 pub(crate) async fn ask(cluster: &Cluster, scope: Option<&str>) -> anyhow::Result<Vec<Answer>> {
     let agents = agents::of_all(cluster).await.map_err(|error| with_right(error, cluster))?;
     if agents.is_empty() {
-        bail!("there is no agent of podmirror in namespace {}; --agents names another one", cluster.agents);
+        bail!("no podmirror agents found in namespace {}; set the namespace with --agents", cluster.agents);
     }
     let nodes = match scope {
         Some(namespace) => nodes_of(cluster, namespace).await?,

@@ -18,8 +18,9 @@ pub(crate) fn parse(text: &str) -> Result<Labels, String> {
     let (mut labels, mut expressions) = (BTreeMap::new(), Vec::new());
     for part in parts(text) {
         let part = part.trim();
-        let bad =
-            || format!("{part:?} is no selector: use app=web, app!=web, 'app in (web, api)', app or '!app'");
+        let bad = || {
+            format!("{part:?} is not a selector: use app=web, app!=web, 'app in (web, api)', app or '!app'")
+        };
         let mut require = |key: &str, operator: &str, values: Option<Vec<String>>| {
             let is_plain = |word: &str| !word.is_empty() && !word.contains(|c: char| " \t()=!,".contains(c));
             if !is_plain(key) || values.iter().flatten().any(|value| !value.is_empty() && !is_plain(value)) {

@@ -77,8 +77,7 @@ async fn read(args: &StatusArgs, cluster: &Cluster) -> anyhow::Result<Vec<Row>> 
         false => Vec::new(),
     };
     let nodes = Api::<MirrorNode>::all(client.clone()).list(&all).await;
-    let nodes = nodes
-        .context("cannot list the MirrorNodes, where the nodes say what they have made of the Mirrors")?;
+    let nodes = nodes.context("cannot list the MirrorNodes, which contain the nodes' reports")?;
     Ok(rows(&mirrors.items, &of_cluster, &nodes.items, Timestamp::now()))
 }
 

@@ -66,9 +66,9 @@ impl FromStr for Workload {
             Some((kind, _)) if !name.is_empty() && name.chars().all(is_name) => {
                 Ok(Self { kind: *kind, name: name.to_owned() })
             }
-            Some(_) => Err(format!("{name:?} is no name of an object of Kubernetes")),
+            Some(_) => Err(format!("invalid name {name:?} of a Kubernetes object")),
             None => Err(format!(
-                "{word:?} is no kind that has pods of its own: use pod, deploy, sts, ds, rs, job or svc, as in deploy/web"
+                "unsupported kind {word:?}: use pod, deploy, sts, ds, rs, job or svc, for example deploy/web"
             )),
         }
     }
@@ -100,7 +100,7 @@ impl Workload {
             Kind::Pod => {
                 let pod: Pod = self.get(cluster).await?;
                 if pod.spec.and_then(|spec| spec.host_network).unwrap_or(false) {
-                    bail!("{self} uses the network of its node (hostNetwork), and has no NIC of its own");
+                    bail!("{self} uses the network of its node (hostNetwork) and has no NIC");
                 }
                 return Ok(Selection { labels: LabelSelector::default(), pod: Some(self.name.clone()) });
             }

@@ -64,7 +64,7 @@ pub async fn run(address: SocketAddr, admin: Admin, trouble: watch::Sender<Optio
         if is_new {
             error!(
                 error = why,
-                "no health, readiness and metrics; mirroring goes on, and it will be tried again"
+                "health, readiness and metrics are not served; mirroring continues, and the agent retries"
             );
         }
         sleep(wait).await;

@@ -30,17 +30,18 @@ use crate::{
     model::{Directions, TargetName},
 };
 
-/// Copies the packets of chosen Kubernetes pods to a mirror interface, where tcpdump, an IDS or a collector reads them.
+/// Copies the packets of selected Kubernetes pods to a mirror interface, where tcpdump, an IDS or a collector
+/// reads them.
 #[derive(Debug, Parser)]
 #[command(name = "mirror-agent", version, long_version = env!("PODMIRROR_VERSION"), propagate_version = true)]
 pub struct Cli {
     /// What to do.
     #[command(subcommand)]
     pub command: Command,
-    /// Form of the log lines, which go to standard error.
+    /// Format of the log lines on standard error.
     #[arg(long, env = "MIRROR_LOG_FORMAT", global = true, value_enum, default_value = "text")]
     pub log_format: LogFormat,
-    /// Which log lines: a level, or filters as in "info,mirror_agent=debug".
+    /// Log level, or filters, for example "info,mirror_agent=debug".
     #[arg(long, env = "MIRROR_LOG", global = true, default_value = "info", value_parser = log_filter)]
     pub log: String,
 }
@@ -48,7 +49,8 @@ pub struct Cli {
 /// The commands.
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// Mirror the chosen pods of this node until stopped; the mirror itself outlives the agent (see `cleanup`).
+    /// Mirror the selected pods of this node until stopped. Mirrors remain in place after the agent stops
+    /// (see `cleanup`).
     Run(RunArgs),
     /// Mirror interfaces, without any pods, until Ctrl-C.
     Attach(AttachArgs),
@@ -60,15 +62,16 @@ pub enum Command {
     Recorder(RecorderArgs),
     /// Write the newest copies of a recorder on this node: pcapng to standard output or into a file.
     Save(SaveArgs),
-    /// Sum up what the nodes report in the status of each Mirror and ClusterMirror; once in a cluster, on no certain node.
+    /// Aggregate the reports of the nodes into the status of each Mirror and ClusterMirror. Run one per
+    /// cluster, on any node.
     Controller(ControllerArgs),
     /// Show taps, sessions and counters; works with or without a running agent.
     Status(StatusArgs),
-    /// Detach and unpin everything of ours; delete the mirror interface if we made it.
+    /// Detach and unpin everything of podmirror; delete the mirror interface if podmirror created it.
     Cleanup(CleanupArgs),
     /// Work with filters.
     Filter(FilterArgs),
-    /// Tell why a pod of this node is mirrored or not, and how; or what would be copied of a capture file.
+    /// Explain whether, how and why a pod of this node is mirrored.
     Explain(ExplainArgs),
     /// Print the reference of flags and annotations, in Markdown.
     #[command(hide = true)]
@@ -77,10 +80,10 @@ pub enum Command {
     Crds,
 }
 
-/// Where HTTP is served by default. Prometheus' list of ports has no exporter with this one, nor have the node's own
+/// Default address for HTTP. The port is in neither Prometheus' list of exporters nor the node's own
 /// services.
 pub const DEFAULT_LISTEN: &str = "127.0.0.1:10706";
-/// Where streams are given to programs that have the key, by default.
+/// Default address for the streams of Mirrors, for programs that present the key.
 pub const DEFAULT_STREAM_LISTEN: &str = "127.0.0.1:10707";
 
 /// Where the state lies.
@@ -94,28 +97,28 @@ pub struct StateArgs {
 /// Where copies go, and how the taps are attached.
 #[derive(Debug, Clone, Args)]
 pub struct MirrorArgs {
-    /// The mirror interface: made (a dummy device) if there is none of this name.
+    /// Mirror interface. The agent creates a dummy device if no device has this name.
     #[arg(long, env = "MIRROR_IFACE", value_name = "NAME", default_value = "mirror0", value_parser = device_name)]
     pub mirror_iface: String,
-    /// A further target: copies of mirrors that name it go to this destination: a device, which is made if it is missing
-    /// (ids=ids0), a pod of the node (ids=pod:NAMESPACE/NAME or ids=pod:NAMESPACE/LABEL=VALUE), a tunnel, as in
-    /// ids=vxlan:ADDRESS:PORT/vni=N (docs/targets.md has all kinds and options), or a stream (live=stream), which
-    /// `mirror-agent tail --target` reads. Can be repeated.
+    /// Additional target, with the destination of its copies: a device, which is created if it does not exist
+    /// (ids=ids0), a pod of the node (ids=pod:NAMESPACE/NAME or ids=pod:NAMESPACE/LABEL=VALUE), a tunnel, for
+    /// example ids=vxlan:ADDRESS:PORT/vni=N (docs/targets.md lists all kinds and options), or a stream
+    /// (live=stream), which `mirror-agent tail --target` reads. Can be repeated.
     #[arg(long = "target", env = "MIRROR_TARGETS", value_name = "NAME=DESTINATION", value_delimiter = ',', value_parser = parse_target)]
     pub targets: Vec<(TargetName, Destination)>,
-    /// The target of the mirrors that name none: one of --target, or `default`, the device of --mirror-iface.
+    /// Target of the mirrors that name none: one of --target, or `default`, the device of --mirror-iface.
     #[arg(long, env = "MIRROR_TARGET", value_name = "NAME", default_value = "default", value_parser = target_name)]
     pub mirror_target: TargetName,
-    /// MTU of the mirror interface in bytes [default: 65535 for a device that the agent makes; an existing device keeps
-    /// its MTU].
+    /// MTU of the mirror interface in bytes [default: 65535 for a device that the agent creates; an existing
+    /// device keeps its MTU].
     #[arg(long, env = "MIRROR_IFACE_MTU", value_name = "N", value_parser = clap::value_parser!(u32).range(68..=65535))]
     pub mirror_iface_mtu: Option<u32>,
-    /// Offloads of the mirror interface: off makes the kernel segment super-frames and fill in checksums, for the
-    /// copies alone.
+    /// Offloads of the mirror interface. off: the kernel segments super-frames and fills in checksums, in the
+    /// copies only.
     #[arg(long, env = "MIRROR_OFFLOADS", value_enum, default_value = "on")]
     pub mirror_offloads: Switch,
-    /// Make copies for a mirror interface only while a program reads it: a packet socket, as of tcpdump or an IDS. It holds for
-    /// mirror interfaces that the agent has made.
+    /// Copy to a mirror interface only while a program reads it through a packet socket, for example tcpdump
+    /// or an IDS. Applies to mirror interfaces that the agent created.
     #[arg(
         long, env = "MIRROR_WHEN_READ", value_name = "BOOL", action = ArgAction::Set,
         num_args = 0..=1, require_equals = true, default_value_t = false, default_missing_value = "true"
@@ -150,8 +153,8 @@ impl MirrorArgs {
         let Self { mirror_target, .. } = self;
         if !targets.contains_key(mirror_target) {
             bail!(
-                "--mirror-target {mirror_target}: there is no such target; --target {mirror_target}=DESTINATION makes \
-                 one"
+                "--mirror-target {mirror_target}: there is no such target; define it with \
+                 --target {mirror_target}=DESTINATION"
             );
         }
         Ok(targets)
@@ -162,29 +165,30 @@ impl MirrorArgs {
 #[derive(Debug, Args)]
 pub struct RunArgs {
     /// File with Kubernetes Pod objects (YAML or JSON, or a List), as `kubectl get pod -o yaml` prints them;
-    /// watched for changes [default: the pods of this node are asked of the Kubernetes API].
+    /// watched for changes [default: the pods of this node in the Kubernetes API].
     #[arg(long, env = "MIRROR_PODS_FROM", value_name = "FILE")]
     pub pods_from: Option<PathBuf>,
-    /// The node's name in Kubernetes: its pods are followed. The API is found by KUBECONFIG, ~/.kube/config, or the
-    /// service account of the agent's own pod.
+    /// Name of the node in Kubernetes, whose pods the agent follows. The API is located through KUBECONFIG,
+    /// ~/.kube/config, or the service account of the agent's own pod.
     #[arg(long, env = "NODE_NAME", value_name = "NAME", required_unless_present = "pods_from", value_parser = NonEmptyStringValueParser::new())]
     pub node_name: Option<String>,
-    /// The DaemonSet that the agent is a pod of: when it is deleted, the agent removes everything from its node.
+    /// DaemonSet of the agent's pod. When it is deleted, the agent removes everything from its node.
     #[arg(long, env = "MIRROR_DAEMONSET", value_name = "NAME", requires_all = ["node_name", "namespace"])]
     pub daemonset: Option<String>,
-    /// The namespace of that DaemonSet.
+    /// Namespace of that DaemonSet.
     #[arg(long, env = "POD_NAMESPACE", value_name = "NAME")]
     pub namespace: Option<String>,
-    /// Namespaces whose pods are never mirrored, whatever annotations, Mirrors and ClusterMirrors say.
+    /// Namespaces whose pods are never mirrored, regardless of annotations, Mirrors and ClusterMirrors.
     #[arg(long, env = "MIRROR_EXCLUDE_NAMESPACES", value_name = "NAME", value_delimiter = ',', value_parser = NonEmptyStringValueParser::new())]
     pub exclude_namespaces: Vec<String>,
-    /// Whether annotations of pods and namespaces count. If false, only Mirrors, ClusterMirrors and --enable-mirror do.
+    /// Whether annotations of pods and namespaces are used. If false, only Mirrors, ClusterMirrors and
+    /// --enable-mirror request mirrors.
     #[arg(
         long, env = "MIRROR_ANNOTATIONS", value_name = "BOOL", action = ArgAction::Set,
         num_args = 0..=1, require_equals = true, default_value_t = true, default_missing_value = "true"
     )]
     pub annotations: bool,
-    /// The only namespaces in which annotations and Mirrors may ask for a mirror or change one [default: all].
+    /// The only namespaces in which annotations and Mirrors can request or change mirrors [default: all].
     #[arg(long, env = "MIRROR_ALLOW_NAMESPACES", value_name = "NAME", value_delimiter = ',', value_parser = NonEmptyStringValueParser::new())]
     pub allow_namespaces: Option<Vec<String>>,
     /// Mirror every pod that does not opt out.
@@ -193,19 +197,20 @@ pub struct RunArgs {
         num_args = 0..=1, require_equals = true, default_value_t = false, default_missing_value = "true"
     )]
     pub enable_mirror: bool,
-    /// NICs that have no end on the node (macvlan, ipvlan, a VF) are tapped inside their pods, and so is what other
-    /// software hands to a pod behind the node's end of its veth: by programs, and a device for the copies that leave the pod.
-    /// off: these packets are not mirrored.
+    /// Taps inside pods, for NICs without a peer on the node (macvlan, ipvlan, a VF), and for packets that
+    /// other software delivers to a pod past the node side of its veth. These taps need programs, and a
+    /// device through which copies leave, inside the pod. off: these packets are not mirrored.
     #[arg(long, env = "MIRROR_POD_SIDE_TAPS", value_enum, default_value = "auto")]
     pub pod_side_taps: PodSideTaps,
-    /// Where /healthz, /readyz and /metrics are served, as in 127.0.0.1:10706 or [::]:10706; empty: nowhere.
+    /// Address for /healthz, /readyz and /metrics, for example 127.0.0.1:10706 or [::]:10706. An empty value
+    /// disables it.
     #[arg(
         long, env = "MIRROR_LISTEN", value_name = "ADDR", default_value = DEFAULT_LISTEN, value_parser = listen
     )]
     pub listen: Listen,
-    /// Where the packets of Mirrors with a stream are given to programs that have the key, as in 127.0.0.1:10707: an
-    /// address of the node itself, which `kubectl mirror` reaches by a port-forward; empty: nowhere. Without the
-    /// Kubernetes API there are no such Mirrors, and nothing is served.
+    /// Loopback address at which programs with the key read the packets of Mirrors with a stream, for example
+    /// 127.0.0.1:10707. `kubectl mirror` reaches it through a port-forward. An empty value disables it.
+    /// Without the Kubernetes API there are no such Mirrors, and nothing is served.
     #[arg(
         long, env = "MIRROR_STREAM_LISTEN", value_name = "ADDR", default_value = DEFAULT_STREAM_LISTEN,
         value_parser = stream_listen
@@ -225,7 +230,7 @@ pub struct RunArgs {
 /// Whether NICs are tapped inside pods.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum PodSideTaps {
-    /// Where a NIC has no end on the node, or packets get to the pod around that end.
+    /// Where a NIC has no peer on the node, or packets bypass that peer on their way to the pod.
     Auto,
     /// Never.
     Off,
@@ -245,7 +250,7 @@ fn listen(text: &str) -> Result<Listen, String> {
         return Ok(Listen::Off);
     }
     text.parse().map(Listen::At).map_err(|_| {
-        format!("use an IP address and a port as in {DEFAULT_LISTEN}, or nothing to switch it off")
+        format!("use an IP address and a port as in {DEFAULT_LISTEN}, or an empty value to disable it")
     })
 }
 
@@ -255,7 +260,7 @@ fn stream_listen(text: &str) -> Result<Listen, String> {
         _ if text.is_empty() => Ok(Listen::Off),
         Ok(address) if address.ip().is_loopback() => Ok(Listen::At(address)),
         _ => Err(format!(
-            "use a loopback address and a port as in {DEFAULT_STREAM_LISTEN}, or nothing to switch it off: packets are \
+            "use a loopback address and a port as in {DEFAULT_STREAM_LISTEN}, or an empty value to disable it: packets are \
              not encrypted there"
         )),
     }
@@ -267,7 +272,8 @@ pub struct AttachArgs {
     /// The interfaces to mirror.
     #[arg(required = true, value_name = "IFACE", value_parser = device_name)]
     pub interfaces: Vec<String>,
-    /// Which packets, seen from the interface: ingress is what it receives, egress what it sends.
+    /// Direction of the packets, as seen from the interface: ingress for received packets, egress for sent
+    /// packets.
     #[arg(long, env = "MIRROR_DIRECTION", value_parser = directions(), default_value = "both")]
     pub direction: Directions,
     #[command(flatten)]
@@ -284,7 +290,7 @@ pub struct AttachArgs {
 /// `mirror-agent status`.
 #[derive(Debug, Args)]
 pub struct StatusArgs {
-    /// Form of the output.
+    /// Output format.
     #[arg(short, long, env = "MIRROR_OUTPUT", value_enum, default_value = "table")]
     pub output: OutputFormat,
     #[command(flatten)]
@@ -313,7 +319,7 @@ pub struct FilterArgs {
 pub enum FilterCommand {
     /// Compile a filter, and show what it does or where it is wrong.
     Check {
-        /// The filter, in tcpdump's language (pcap-filter(7)).
+        /// Filter in tcpdump's syntax (pcap-filter(7)).
         #[arg(value_name = "EXPR")]
         expression: String,
         /// Count the packets that match in a pcap or pcapng file of Ethernet frames.
@@ -325,8 +331,9 @@ pub enum FilterCommand {
 /// `mirror-agent explain`.
 #[derive(Debug, Args)]
 pub struct ExplainArgs {
-    /// A pod of this node, by namespace and name: is it mirrored, who asks for it, how is it done, what is counted, what
-    /// is missing, and what can be done. Works with or without a running agent.
+    /// Pod of this node, by namespace and name. The output says whether it is mirrored, what requested the
+    /// mirror, how packets are copied and counted, what is missing, and what to do. Works with or without a
+    /// running agent.
     #[arg(long, value_name = "NAMESPACE/NAME", value_parser = pod)]
     pub pod: (String, String),
     #[command(flatten)]
@@ -337,18 +344,18 @@ pub struct ExplainArgs {
 /// Form of the log lines.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum LogFormat {
-    /// For people.
+    /// Plain text.
     Text,
-    /// For machines: one JSON object a line.
+    /// One JSON object per line.
     Json,
 }
 
 /// Form of `status`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum OutputFormat {
-    /// For people.
+    /// A table.
     Table,
-    /// For machines.
+    /// JSON.
     Json,
 }
 

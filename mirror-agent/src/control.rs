@@ -121,7 +121,7 @@ impl Control {
         let (target, ring, fd) = match of {
             Subject::Capture { pods, interfaces, direction, settings } => {
                 let directions = Directions::from_name(&direction);
-                let directions = directions.ok_or_else(|| anyhow!("there is no direction {direction:?}"))?;
+                let directions = directions.ok_or_else(|| anyhow!("unknown direction {direction:?}"))?;
                 let settings = parse(&settings)?;
                 let capture = |ring| Capture { ring, pods, interfaces, directions, settings, resource: None };
                 self.add_capture(&mut readers, ring_bytes, capture)?
@@ -131,8 +131,8 @@ impl Control {
                 let resource = Some(ResourceId { namespace: Some(namespace.clone()), name: name.clone() });
                 if readers.captures.iter().any(|capture| capture.resource == resource) {
                     bail!(
-                        "another program reads the stream of the Mirror {namespace}/{name} on this node: it has one \
-                         reader at a time, so end that one first"
+                        "another program reads the stream of the Mirror {namespace}/{name} on this node; a stream has one \
+                         reader at a time: stop that program first"
                     );
                 }
                 let capture = |ring| Capture {
@@ -149,7 +149,7 @@ impl Control {
                 let target = self.stream(&name)?;
                 if readers.streams.contains_key(&target) {
                     bail!(
-                        "another program reads target {target}: a stream has one reader at a time, so end that one first"
+                        "another program reads target {target}; a stream has one reader at a time: stop that program first"
                     );
                 }
                 let (ring, fd) = self.rings.make(ring_bytes)?;
@@ -169,7 +169,7 @@ impl Control {
         capture: impl FnOnce(RingId) -> Capture,
     ) -> anyhow::Result<(TargetName, RingId, OwnedFd)> {
         if readers.captures.len() >= MAX_CAPTURES as usize {
-            bail!("this agent has {MAX_CAPTURES} captures, and no more fit");
+            bail!("the limit of {MAX_CAPTURES} captures per node is reached; stop one of them");
         }
         let (ring, fd) = self.rings.make(ring_bytes)?;
         let capture = capture(ring);
@@ -183,11 +183,11 @@ impl Control {
         match self.targets.iter().find(|(target, _)| target.0.as_str() == name) {
             Some((target, Destination::Stream)) => Ok(target.clone()),
             Some((_, destination)) => {
-                bail!("target {name} is no stream: its copies go to {destination}; read them there")
+                bail!("target {name} is not a stream: its copies go to {destination}; read them there")
             }
-            None => bail!(
-                "there is no target {name:?} on this node; --target {name}=stream of the agent makes one"
-            ),
+            None => {
+                bail!("this node has no target {name:?}; define it with --target {name}=stream of the agent")
+            }
         }
     }
 }
@@ -270,18 +270,17 @@ async fn admit(
     reports: &mut Reports,
     deadline: Instant,
 ) -> anyhow::Result<(Live, OwnedFd)> {
-    let request: Request = serde_json::from_str(request).context("the request is not one of this version")?;
+    let request: Request =
+        serde_json::from_str(request).context("the client and the agent have different versions")?;
     // Before the first complete round, the pods are unknown. The sessions that an earlier agent left still copy to the
     // targets.
     let is_ready = |report: &Arc<Report>| report.is_reconciled || matches!(request.of, Subject::Target(_));
     let ready = timeout_at(deadline, reports.wait_for(is_ready)).await.is_ok_and(|ready| ready.is_ok());
     if !ready {
-        bail!("the agent is not ready yet; `mirror-agent status` shows what it waits for");
+        bail!("the agent is not ready yet; `mirror-agent status` shows why");
     }
     if timeout_at(deadline, control.vacancy(&request)).await.is_err() {
-        bail!(
-            "the agent has not taken the ring of the last reader away yet; `mirror-agent status` shows its failures"
-        );
+        bail!("the agent has not yet detached the previous reader; `mirror-agent status` shows its failures");
     }
     control.add(request)
 }
@@ -315,9 +314,10 @@ async fn round_with(live: &Live, control: &Control, mut reports: Reports, deadli
     let knows = |report: &Arc<Report>| report.rings.contains(&live.ring);
     let problems = match timeout_at(deadline, reports.wait_for(knows)).await {
         Ok(Ok(report)) => {
-            let unwritten = report.unwritten.get(&live.target).map(|why| {
-                format!("nothing is copied for this command yet: {why}; the agent goes on trying")
-            });
+            let unwritten = report
+                .unwritten
+                .get(&live.target)
+                .map(|why| format!("nothing is copied for this command yet: {why}; the agent retries"));
             let capture = readers.captures.iter().find(|capture| capture.ring == live.ring);
             let skipped = capture.map(|capture| match capture.resource {
                 Some(_) => problems_of_mirror(capture, &report),
@@ -326,7 +326,7 @@ async fn round_with(live: &Live, control: &Control, mut reports: Reports, deadli
             let skipped = skipped.unwrap_or_default();
             unwritten.into_iter().chain(skipped).collect()
         }
-        _ => vec!["the agent has not done what was asked yet; it goes on trying".into()],
+        _ => vec!["the agent has not completed the request yet; it retries".into()],
     };
     Answer { target: live.target.to_string(), problems }
 }
@@ -373,7 +373,7 @@ fn problems_of_mirror(capture: &Capture, report: &Report) -> Vec<String> {
 
 /// Tells the agent to stop copying, and returns when no more packets can arrive.
 pub async fn let_go(agent: &mut UnixStream) -> anyhow::Result<()> {
-    agent.write_all(b"-").await.context("cannot tell the agent that this is the end")?;
+    agent.write_all(b"-").await.context("cannot notify the agent of the end")?;
     // Waits for the end of the connection.
     let _ = agent.read_u8().await;
     Ok(())
@@ -394,7 +394,7 @@ pub async fn ask(agent: StdStream, request: &Request) -> anyhow::Result<(UnixStr
         anyhow::Ok((ring, answer))
     };
     let answered = timeout(ANSWER, asked).await.context("the agent does not answer")?;
-    match answered.context("the agent gives no valid answer")? {
+    match answered.context("the agent's answer is invalid")? {
         (Some(ring), answer) => Ok((stream, ring, answer)),
         (None, answer) => bail!("{}", answer.problems.join("; ")),
     }

@@ -113,7 +113,7 @@ pub async fn run(
             () = lease.acquire() => {}
             () = &mut stop => return,
         }
-        info!(holder, "this controller holds the Lease and sums up");
+        info!(holder, "this controller holds the Lease and aggregates the reports");
         metrics.leads(true);
         tokio::select! {
             never = sum_up(&client, &holder, &metrics) => match never {},
@@ -226,7 +226,7 @@ where
             Err(error) => {
                 let error = mirror_client::in_words(&error);
                 if told.as_ref() != Some(&error) {
-                    warn!(kind = %K::kind(&()), error, "cannot watch these; it is tried again");
+                    warn!(kind = %K::kind(&()), error, "cannot watch these objects; the controller retries");
                     told = Some(error);
                 }
                 None
@@ -284,7 +284,7 @@ fn take_in_node(books: &mut Books, listed: &mut Listed<String>, event: Event<Des
             }
             Err(error) => {
                 let node = error.metadata.name.clone();
-                warn!(node, %error, "a MirrorNode cannot be read, and does not count");
+                warn!(node, %error, "a MirrorNode cannot be read, and is ignored");
             }
         },
         Event::Delete(node) => remove(books, &node.name_any()),
@@ -371,7 +371,7 @@ where
         Err(_) => (Outcome::Away, "no answer".to_owned()),
     };
     let (kind, key) = (K::kind(&()), &write.key);
-    warn!(%kind, ?key, error, "cannot write a status; it is tried again");
+    warn!(%kind, ?key, error, "cannot write a status; the controller retries");
     outcome
 }
 

@@ -162,9 +162,10 @@ fn gauge(registry: &Registry, name: &str, help: &str, value: usize) -> prometheu
 /// The counters of copies whose length is not as requested: packets, and the bytes by which they differ.
 fn misfit_counters(misfit: Misfit) -> prometheus::Result<[IntCounterVec; 2]> {
     let (copies, bytes) = match misfit {
-        Misfit::Cut => {
-            ("Copies that have less of the packet than was asked for.", "Bytes that these copies lack.")
-        }
+        Misfit::Cut => (
+            "Truncated copies: they contain less of the packet than requested.",
+            "Bytes that were cut off these copies.",
+        ),
         Misfit::Long => ("Copies that are longer than the snap length.", "Bytes of these copies beyond it."),
     };
     let counters = |unit, help| {
@@ -239,7 +240,7 @@ fn register_state(
     }
     register(registry, &info)?;
     let up = IntGaugeVec::new(
-        Opts::new("podmirror_target_up", "1 if a device, pod or tunnel takes copies, else 0."),
+        Opts::new("podmirror_target_up", "1 if a device, pod or tunnel accepts copies, else 0."),
         &["target", "destination"],
     )?;
     let readers = IntGaugeVec::new(
@@ -352,7 +353,7 @@ fn register_report(registry: &Registry, report: &Report) -> prometheus::Result<(
     gauge(
         registry,
         "podmirror_pending_failures",
-        "Failures of the last round of the loop, which will be tried again.",
+        "Failures of the last round of the loop, which the agent retries.",
         failures.len(),
     )
 }

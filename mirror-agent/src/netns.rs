@@ -169,7 +169,7 @@ impl Namespaces {
 }
 
 fn gone() -> io::Error {
-    io::Error::new(io::ErrorKind::NotFound, "the network namespace has gone")
+    io::Error::new(io::ErrorKind::NotFound, "the network namespace no longer exists")
 }
 
 /// Opens the namespace at this path, if it is the one with this id.

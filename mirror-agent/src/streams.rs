@@ -100,7 +100,7 @@ impl Places {
     fn take(&self, id: &ResourceId) -> Result<Place, String> {
         let mut all = self.all();
         if all.len() == MAX_CAPTURES as usize {
-            return Err(format!("{MAX_CAPTURES} streams of this node are read now, and no more fit"));
+            return Err(format!("the limit of {MAX_CAPTURES} streams per node is reached"));
         }
         match all.insert(id.clone()) {
             true => Ok(Place { places: self.clone(), id: id.clone() }),
@@ -138,8 +138,8 @@ pub async fn run(address: SocketAddr, reports: Reports, bpffs: PathBuf) {
             Err(error) if !is_told => {
                 error!(
                     %address, %error,
-                    "no streams for `kubectl mirror tail`; it will be tried again; choose another --stream-listen, or \
-                     switch it off with --stream-listen ''"
+                    "streams for `kubectl mirror tail` are not served, and the agent retries; choose another --stream-listen, \
+                     or disable it with --stream-listen ''"
                 );
                 is_told = true;
             }
@@ -147,7 +147,7 @@ pub async fn run(address: SocketAddr, reports: Reports, bpffs: PathBuf) {
         }
         sleep(RETRY).await;
     };
-    info!(listen = %address, "giving streams to programs that have the key of a Mirror");
+    info!(listen = %address, "serving streams to programs that present the key of a Mirror");
     serve(listener, reports, bpffs.into()).await;
 }
 
@@ -236,7 +236,7 @@ async fn give(
 fn tail(stream: &TcpStream, request: &Request, bpffs: &Path) -> anyhow::Result<Child> {
     // Both processes share the connection, in non-blocking mode. The child polls the connection before it writes, so
     // the mode does not matter.
-    let output = stream.as_fd().try_clone_to_owned().context("cannot hand on the connection")?;
+    let output = stream.as_fd().try_clone_to_owned().context("cannot pass on the connection")?;
     let mut command = Command::new(env::current_exe().context("the path of this program")?);
     command.args(["tail", "--write", "-", "--mirror", &request.mirror, "--bpffs"]).arg(bpffs);
     if request.super_frames {
@@ -249,7 +249,7 @@ fn outcome(ended: io::Result<std::process::ExitStatus>) -> anyhow::Result<()> {
     match ended.context("`mirror-agent tail`")? {
         status if status.success() => Ok(()),
         status => {
-            Err(anyhow!("`mirror-agent tail` has failed ({status}); the lines before this one say why"))
+            Err(anyhow!("`mirror-agent tail` has failed ({status}); see the log lines before this one"))
         }
     }
 }

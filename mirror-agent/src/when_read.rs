@@ -37,9 +37,9 @@ pub fn watch(unread: Unread) -> io::Result<()> {
             let begun = Instant::now();
             let looked = look(&unread, &mut readers);
             match &looked {
-                Ok(()) if is_told => info!("readers of the mirror interfaces can be found again"),
+                Ok(()) if is_told => info!("readers of the mirror interfaces can be detected again"),
                 Err(error) if !is_told => {
-                    warn!("readers of the mirror interfaces cannot be found, so copies are made: {error:#}");
+                    warn!("readers of the mirror interfaces cannot be detected, so all packets are copied: {error:#}");
                 }
                 _ => {}
             }

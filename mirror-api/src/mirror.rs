@@ -12,15 +12,15 @@ use serde::{Deserialize, Serialize};
 
 use crate::MirrorStatus;
 
-/// Most bytes of the name of a Mirror or ClusterMirror. With its kind ahead, the name of the mirror has room in the
-/// maps of the kernel.
+/// Maximum length of the name of a Mirror or ClusterMirror, in bytes. The mirror's name, which is the kind
+/// and this name, fits into the kernel's maps.
 pub const MAX_NAME: usize = 48;
 
 /// The names that a Mirror or ClusterMirror can have, as a rule for the API server.
 const NAMES: &str = "self.metadata.name.size() <= 48 && !self.metadata.name.contains('.')";
-const NAMES_TOLD: &str = "the name has at most 48 characters, and no dot";
+const NAMES_MESSAGE: &str = "the name must have at most 48 characters and no dot";
 
-/// What a Mirror copies: which packets of which pods, how many of them, and where the copies go.
+/// MirrorSpec selects pods and packets, and names the target of the copies.
 #[derive(CustomResource, KubeSchema, Serialize, Deserialize, Debug, Clone, Default, PartialEq)]
 #[kube(
     group = "podmirror.io",
@@ -31,11 +31,11 @@ const NAMES_TOLD: &str = "the name has at most 48 characters, and no dot";
     derive = "PartialEq",
     shortname = "mir",
     category = "podmirror",
-    doc = "A Mirror copies the packets of pods of its own namespace to a target. Each node copies the packets of its \
-           own pods. The pods do not change.",
-    validation = Rule::new(NAMES).message(NAMES_TOLD),
+    doc = "Mirror copies packets of the pods of its namespace to a target. Each node copies the packets of its own \
+           pods. The pods do not change.",
+    validation = Rule::new(NAMES).message(NAMES_MESSAGE),
     validation = Rule::new("!has(self.spec.stream) || !has(self.spec.targetRef)")
-        .message("a stream has no target: leave out spec.targetRef or spec.stream"),
+        .message("spec.stream and spec.targetRef are mutually exclusive: remove one of them"),
     printcolumn(name = "Target", type_ = "string", json_path = ".spec.targetRef.name"),
     printcolumn(name = "Pods", type_ = "integer", json_path = ".status.pods.selected"),
     printcolumn(name = "Covered", type_ = "integer", json_path = ".status.pods.covered"),
@@ -48,49 +48,54 @@ const NAMES_TOLD: &str = "the name has at most 48 characters, and no dot";
 )]
 #[serde(rename_all = "camelCase")]
 pub struct MirrorSpec {
-    /// The pods whose packets are copied, by their labels. An empty selector, {}, selects all pods of the namespace; for
-    /// a ClusterMirror, all pods of the selected namespaces.
+    /// Labels of the pods whose packets are copied. An empty selector, {}, selects all pods of the namespace;
+    /// in a ClusterMirror, all pods of the selected namespaces.
     pub pod_selector: LabelSelector,
-    /// The NICs of the pods, by their names inside the pod, as in eth0. Without it, all NICs.
+    /// NICs of the pods, by their names inside the pod, for example eth0. Defaults to all NICs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 32), inner(length(min = 1, max = 15)))]
     pub nics: Option<Vec<String>>,
-    /// The direction, seen from the pod: Ingress is what reaches the pod, Egress is what leaves it. Without it, Both.
+    /// Direction of the packets as seen from the pod: Ingress for packets to the pod, Egress for packets from
+    /// the pod, or Both. Defaults to Both.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub direction: Option<Direction>,
-    /// Only packets that match this filter are copied. The filter is written in tcpdump's language, as in tcp port 443.
+    /// Filter in tcpdump's syntax, for example tcp port 443. Only packets that match it are copied. Defaults
+    /// to all packets.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 1024))]
     pub filter: Option<String>,
-    /// Only this share of the flows is copied: a fraction, as in 1/100, or a percentage, as in 10%.
+    /// Share of the flows to copy: a fraction, for example 1/100, or a percentage, for example 10%. Defaults
+    /// to all flows.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(regex(pattern = r"^[0-9.]+(/[0-9.]+|%)$"))]
     pub sample: Option<String>,
-    /// At most so many copies a second, of each NIC: in packets, as in 10kpps, in bits, as in 50Mbit, or both, as in
-    /// 10kpps,50Mbit. Behind it can stand for how long an unused rate is saved up, as in 10kpps,burst=100ms.
+    /// Limits the copies per second of each NIC: in packets, for example 10kpps, in bits, for example 50Mbit,
+    /// or both, for example 10kpps,50Mbit. An unused rate accumulates for a short time, which burst sets, for
+    /// example 10kpps,burst=100ms.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(regex(
         pattern = r"^([0-9]+[kMG]?(pps|bit|bit/s)|burst=([0-9]+(ms|s))+)(,([0-9]+[kMG]?(pps|bit|bit/s)|burst=([0-9]+(ms|s))+))*$"
     ))]
     pub rate: Option<String>,
-    /// Only so many bytes of each packet are copied, from its beginning.
+    /// Maximum number of bytes to copy of each packet, from its beginning.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 76, max = 15616))]
     pub snaplen: Option<i32>,
-    /// When the mirror ends. Each NIC has limits of its own, which count from when the mirror begins there. The first
-    /// limit that is reached ends the mirror of that NIC.
+    /// Limits that end the mirror. They apply to each NIC separately, and count from the start of the mirror
+    /// on that NIC. The first limit that is reached ends the mirror of that NIC.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub limits: Option<Limits>,
-    /// The target that gets the copies. Without it, the target of the agent's flag --mirror-target.
+    /// Target that receives the copies. Defaults to the target of the agent's flag --mirror-target.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub target_ref: Option<TargetRef>,
-    /// The copies go to a program that has a key, and not to a target. Nothing is copied while no such program reads.
-    /// kubectl mirror tail makes such Mirrors. A ClusterMirror has no stream.
+    /// Streams the copies to a program that presents a key, instead of to a target. Packets are copied only
+    /// while such a program is connected. kubectl mirror tail creates such Mirrors. Not allowed in a
+    /// ClusterMirror.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stream: Option<Stream>,
 }
 
-/// What a ClusterMirror copies: the packets of which pods of which namespaces, and the rest as in a Mirror.
+/// ClusterMirrorSpec selects namespaces, pods and packets, and names the target of the copies.
 #[derive(CustomResource, KubeSchema, Serialize, Deserialize, Debug, Clone, Default, PartialEq)]
 #[kube(
     group = "podmirror.io",
@@ -100,10 +105,10 @@ pub struct MirrorSpec {
     derive = "PartialEq",
     shortname = "cmir",
     category = "podmirror",
-    doc = "A ClusterMirror copies the packets of pods of several namespaces to a target. Each node copies the packets of \
-           its own pods. The pods do not change.",
-    validation = Rule::new(NAMES).message(NAMES_TOLD),
-    validation = Rule::new("!has(self.spec.stream)").message("only a Mirror can have a stream"),
+    doc = "ClusterMirror copies packets of pods of several namespaces to a target. Each node copies the packets of its \
+           own pods. The pods do not change.",
+    validation = Rule::new(NAMES).message(NAMES_MESSAGE),
+    validation = Rule::new("!has(self.spec.stream)").message("spec.stream is allowed only in a Mirror"),
     printcolumn(name = "Enforced", type_ = "boolean", json_path = ".spec.enforced"),
     printcolumn(name = "Target", type_ = "string", json_path = ".spec.targetRef.name"),
     printcolumn(name = "Pods", type_ = "integer", json_path = ".status.pods.selected"),
@@ -117,12 +122,12 @@ pub struct MirrorSpec {
 )]
 #[serde(rename_all = "camelCase")]
 pub struct ClusterMirrorSpec {
-    /// The namespaces whose pods are selected, by the labels of the namespaces. An empty selector, {}, selects all
-    /// namespaces. Every namespace has the label kubernetes.io/metadata.name, which is its name.
+    /// Labels of the namespaces whose pods are selected. An empty selector, {}, selects all namespaces.
+    /// Kubernetes sets the label kubernetes.io/metadata.name of each namespace to its name.
     pub namespace_selector: LabelSelector,
-    /// If true, this mirror comes first, and no annotation and no Mirror of a pod or of its namespace can leave a pod out
-    /// or take its place. The labels of pods are their authors' own, so an enforced mirror that must not be evaded
-    /// selects pods by their namespaces alone.
+    /// Whether this mirror takes precedence: no annotation and no Mirror can then exclude a pod from it or
+    /// replace it. Authors of pods choose the labels of their pods, so an enforced mirror that must not be
+    /// evaded selects pods by their namespaces only. Defaults to false.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub enforced: Option<bool>,
     #[serde(flatten)]
@@ -133,54 +138,56 @@ pub struct ClusterMirrorSpec {
     pub mirror: MirrorSpec,
 }
 
-/// The direction, seen from the pod: Ingress is what reaches the pod, Egress is what leaves it. Without it, Both.
+/// Direction of the packets as seen from the pod: Ingress for packets to the pod, Egress for packets from the
+/// pod, or Both. Defaults to Both.
 #[derive(Serialize, Deserialize, JsonSchema, Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Direction {
-    /// What reaches the pod, and what leaves it.
+    /// Packets to and from the pod.
     Both,
-    /// What reaches the pod.
+    /// Packets to the pod.
     Ingress,
-    /// What leaves the pod.
+    /// Packets from the pod.
     Egress,
 }
 
-/// The target that gets the copies of a mirror.
+/// TargetRef names the target that receives the copies of a mirror.
 #[derive(Serialize, Deserialize, JsonSchema, Debug, Clone, Default, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
 pub struct TargetRef {
-    /// The name of a MirrorTarget, or of a target that the administrator of the nodes has named by the agent's flag
-    /// --target or the chart's value targets.
+    /// Name of a MirrorTarget, or of a target that the administrator of the nodes configured by the agent's
+    /// flag --target or the chart's value targets.
     #[schemars(length(min = 1, max = 63), regex(pattern = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"))]
     pub name: String,
 }
 
-/// Who gets the copies of a Mirror that go to a program.
+/// Stream identifies the program that receives the copies of a Mirror, and limits it to certain pods.
 #[derive(Serialize, Deserialize, JsonSchema, Debug, Clone, Default, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
 pub struct Stream {
-    /// The SHA-256 of the key, in 64 hexadecimal digits. The agents give the copies to the program that sends the key.
+    /// SHA-256 of the key, in 64 hexadecimal digits. The agents send the copies to the program that presents
+    /// the key.
     #[schemars(regex(pattern = r"^[0-9a-f]{64}$"))]
     pub key_sha256: String,
-    /// Only the pods with these names, of those that podSelector selects. Without it, all of them.
+    /// Names of the pods to stream, among those that podSelector selects. Defaults to all of them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 64), inner(length(min = 1, max = 253)))]
     pub pods: Option<Vec<String>>,
 }
 
-/// The limits that end a mirror.
+/// Limits that end a mirror.
 #[derive(Serialize, Deserialize, JsonSchema, Debug, Clone, Default, PartialEq)]
 #[serde(rename_all = "camelCase")]
 pub struct Limits {
-    /// The mirror ends after this time, in ms, s, m, h and d, as in 15m or 1h30m; at most 365d.
+    /// Duration after which the mirror ends, in ms, s, m, h and d, for example 15m or 1h30m; at most 365d.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(regex(pattern = r"^([0-9]+(ms|s|m|h|d))+$"))]
     pub duration: Option<String>,
-    /// The mirror ends after so many copies: a number, with k, M, G or nothing behind it.
+    /// Number of copies after which the mirror ends, with an optional suffix k, M or G.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(extend("pattern" = r"^[0-9]+[kMG]?$"))]
     pub packets: Option<IntOrString>,
-    /// The mirror ends after copies of so many bytes: a number, with k, M, G, T (powers of 1000), Ki, Mi, Gi, Ti (powers
-    /// of 1024) or nothing behind it.
+    /// Number of copied bytes after which the mirror ends, with an optional suffix k, M, G or T (powers of
+    /// 1000), or Ki, Mi, Gi or Ti (powers of 1024).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(extend("pattern" = r"^[0-9]+(k|M|G|T|Ki|Mi|Gi|Ti)?B?$"))]
     pub bytes: Option<IntOrString>,

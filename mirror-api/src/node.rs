@@ -1,4 +1,4 @@
-//! [`MirrorNode`]: what one node makes of the Mirrors, ClusterMirrors and MirrorTargets.
+//! [`MirrorNode`]: the report of one node about Mirrors, ClusterMirrors and MirrorTargets.
 
 #![expect(clippy::duplicated_attributes, reason = "the columns of `kubectl get` have the same types")]
 
@@ -7,7 +7,7 @@ use kube::CustomResource;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// A MirrorNode has a status alone.
+/// MirrorNodeFields is empty: a MirrorNode has only a status.
 #[derive(CustomResource, JsonSchema, Serialize, Deserialize, Debug, Clone, Default, PartialEq)]
 #[kube(
     group = "podmirror.io",
@@ -18,7 +18,7 @@ use serde::{Deserialize, Serialize};
     derive = "PartialEq",
     shortname = "mnode",
     category = "podmirror",
-    doc = "A MirrorNode says what one node makes of the Mirrors and ClusterMirrors that select its pods, and of the \
+    doc = "MirrorNode is the report of one node about the Mirrors and ClusterMirrors that select its pods, and about the \
            MirrorTargets. It has the name of the node, and the agent of that node writes it.",
     printcolumn(name = "Mirrors", type_ = "integer", json_path = ".status.mirrorCount"),
     printcolumn(name = "Refused", type_ = "integer", json_path = ".status.refusedCount"),
@@ -30,163 +30,166 @@ use serde::{Deserialize, Serialize};
 #[serde(rename_all = "camelCase")]
 pub struct MirrorNodeFields {}
 
-/// What the node makes of the Mirrors and ClusterMirrors that select pods of the node, and of the MirrorTargets.
+/// MirrorNodeStatus is the node's status of the Mirrors and ClusterMirrors that select its pods, and of the
+/// MirrorTargets.
 #[derive(Serialize, Deserialize, JsonSchema, Debug, Clone, Default, PartialEq)]
 #[serde(rename_all = "camelCase")]
 pub struct MirrorNodeStatus {
-    /// When the agent wrote this, by the clock of the node. As long as there is a Mirror here or a MirrorTarget, the agent
-    /// writes it again every 5 minutes at least. A report does not count if it is older than 15 minutes, if its time is more
-    /// than 5 minutes ahead, or if it has none.
+    /// Time at which the agent wrote this report, by the node's clock. While there is a Mirror for the node
+    /// or a MirrorTarget, the agent writes it at least every 5 minutes. A report is ignored if it is older
+    /// than 15 minutes, more than 5 minutes in the future, or without a time.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reported: Option<Time>,
-    /// How many Mirrors and ClusterMirrors select pods of the node.
+    /// Number of Mirrors and ClusterMirrors that select pods of the node.
     pub mirror_count: i64,
-    /// How many of these are refused.
+    /// Number of these that are refused.
     pub refused_count: i64,
-    /// The pods of the node that at least one of them selects. Covered are those that each of these mirrors covers.
+    /// Pods of the node that at least one of them selects. A pod is covered if each of them that selects it
+    /// covers it.
     pub pods: Pods,
-    /// The Mirrors and ClusterMirrors, in the order of their kinds, namespaces and names; at most 200. ClusterMirrors come
-    /// first, and the namespaces share the rest alike.
+    /// Mirrors and ClusterMirrors, sorted by kind, namespace and name; at most 200. ClusterMirrors come
+    /// first, and the namespaces share the remaining entries equally.
     #[schemars(length(max = 200))]
     pub mirrors: Vec<MirrorSummary>,
-    /// How many more there are.
+    /// Number of further Mirrors and ClusterMirrors that are not listed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub more_mirrors: Option<i64>,
-    /// The MirrorTargets, in the order of their names; the first 64.
+    /// MirrorTargets, sorted by name; the first 64.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 64))]
     pub targets: Vec<TargetSummary>,
-    /// How many more there are.
+    /// Number of further MirrorTargets that are not listed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub more_targets: Option<i64>,
 }
 
-/// A MirrorTarget, as this node sees it. It is ready if it is neither refused nor down.
+/// TargetSummary is the status of a MirrorTarget on this node. The target is ready if it is neither refused
+/// nor down.
 #[derive(Serialize, Deserialize, JsonSchema, Debug, Clone, Default, PartialEq)]
 #[serde(rename_all = "camelCase")]
 pub struct TargetSummary {
-    /// Its name.
+    /// Name of the MirrorTarget.
     #[schemars(length(max = 253))]
     pub name: String,
-    /// Its UID.
+    /// UID of the MirrorTarget.
     #[schemars(length(max = 253))]
     pub uid: String,
-    /// The generation of it that the agent has read.
+    /// Generation that the agent has observed.
     pub observed_generation: i64,
-    /// Why it is no target of this node, in a sentence. Without it, it is accepted.
+    /// Why the node refuses the target. Absent if it is accepted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 512))]
     pub refused: Option<String>,
-    /// Why nothing can be copied to it now, in a sentence.
+    /// Why nothing can be copied to the target now. Absent if it is up.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 512))]
     pub down: Option<String>,
-    /// Copies that had to be cut for it, as the mirrors that stand now have counted.
+    /// Copies that were truncated for the target, as the current mirrors have counted them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cut: Option<Cut>,
 }
 
-/// Copies that have less of a packet than was asked for, because a target has no room for more.
+/// Cut counts copies that contain less of a packet than requested, because a target has no room for more.
 #[derive(Serialize, Deserialize, JsonSchema, Debug, Clone, Copy, Default, PartialEq)]
 #[serde(rename_all = "camelCase")]
 pub struct Cut {
-    /// How many copies.
+    /// Number of truncated copies.
     pub packets: i64,
-    /// The bytes that they lack.
+    /// Number of bytes that were cut off.
     pub bytes: i64,
 }
 
-/// A Mirror or ClusterMirror, as this node sees it.
+/// MirrorSummary is the status of a Mirror or ClusterMirror on this node.
 #[derive(Serialize, Deserialize, JsonSchema, Debug, Clone, Default, PartialEq)]
 #[serde(rename_all = "camelCase")]
 pub struct MirrorSummary {
-    /// Mirror or ClusterMirror.
+    /// Kind: Mirror or ClusterMirror.
     #[schemars(length(max = 253))]
     pub kind: String,
-    /// The namespace of a Mirror.
+    /// Namespace of the Mirror. Absent for a ClusterMirror.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 253))]
     pub namespace: Option<String>,
-    /// Its name.
+    /// Name of the Mirror or ClusterMirror.
     #[schemars(length(max = 253))]
     pub name: String,
-    /// Its UID.
+    /// UID of the Mirror or ClusterMirror.
     #[schemars(length(max = 253))]
     pub uid: String,
-    /// The generation of it that the agent has read.
+    /// Generation that the agent has observed.
     pub observed_generation: i64,
-    /// Why it is refused, and so does nothing. Without it, it is accepted.
+    /// Why the node refuses it. Absent if it is accepted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub refused: Option<Refusal>,
-    /// Its pods on this node.
+    /// Number of selected and covered pods on this node.
     pub pods: Pods,
-    /// What its mirrors that stand now have counted on this node.
+    /// Packets that its current mirrors on this node have counted.
     pub packets: Packets,
-    /// NICs of this node on which it stands, also where one of its limits has ended it.
+    /// Number of NICs of this node that it mirrors, including those on which a limit has ended it.
     #[serde(default)]
     pub nics: i64,
-    /// NICs of this node on which one of its limits has ended it.
+    /// Number of NICs of this node on which a limit has ended it.
     pub ended: i64,
-    /// Pods of this node that it selects and does not cover, with the reasons; some of them.
+    /// Selected pods of this node that are not covered, with the reasons; at most 20.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 20))]
     pub not_covered: Vec<NotCovered>,
-    /// How many reasons more there are.
+    /// Number of further reasons that are not listed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub more_not_covered: Option<i64>,
 }
 
-/// Why a Mirror or ClusterMirror is refused.
+/// Refusal explains why a Mirror or ClusterMirror is refused.
 #[derive(Serialize, Deserialize, JsonSchema, Debug, Clone, Default, PartialEq)]
 #[serde(rename_all = "camelCase")]
 pub struct Refusal {
-    /// A word for it, as in InvalidFilter.
+    /// Reason in one word, for example InvalidFilter.
     #[schemars(length(max = 253))]
     pub reason: String,
-    /// A sentence that says what is wrong, and where.
+    /// Message that says what is wrong, and where.
     #[schemars(length(max = 512))]
     pub message: String,
 }
 
-/// Pods of this node.
+/// Pods counts pods.
 #[derive(Serialize, Deserialize, JsonSchema, Debug, Clone, Copy, Default, PartialEq)]
 #[serde(rename_all = "camelCase")]
 pub struct Pods {
-    /// How many are selected.
+    /// Number of selected pods.
     pub selected: i64,
-    /// How many of these are mirrored as it was asked for: on all NICs, in all directions.
+    /// Number of selected pods that are mirrored as requested: on all NICs, in all directions.
     pub covered: i64,
 }
 
-/// Packets, counted since the mirrors that stand now began.
+/// Packets counts packets since the current mirrors began.
 #[derive(Serialize, Deserialize, JsonSchema, Debug, Clone, Copy, Default, PartialEq)]
 #[serde(rename_all = "camelCase")]
 pub struct Packets {
-    /// Packets that were copied.
+    /// Number of packets that were copied.
     pub copied: i64,
-    /// Packets that should have been copied and were not, because the target did not take them or the kernel could not
-    /// make the copy.
+    /// Number of packets that were not copied although they should have been, because the target did not
+    /// accept them or the kernel could not copy them.
     pub lost: i64,
 }
 
-/// A pod that is selected and not covered.
+/// NotCovered is a selected pod that is not covered.
 #[derive(Serialize, Deserialize, JsonSchema, Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord)]
 #[serde(rename_all = "camelCase")]
 pub struct NotCovered {
-    /// The namespace of the pod.
+    /// Namespace of the pod.
     #[schemars(length(max = 253))]
     pub namespace: String,
-    /// The pod.
+    /// Name of the pod.
     #[schemars(length(max = 253))]
     pub pod: String,
-    /// The NIC, where the reason concerns one NIC.
+    /// NIC, if the reason concerns one NIC.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 253))]
     pub nic: Option<String>,
-    /// A word for the reason.
+    /// Reason in one word.
     #[schemars(length(max = 253))]
     pub reason: String,
-    /// The reason in a sentence.
+    /// Message that explains the reason.
     #[schemars(length(max = 512))]
     pub message: String,
 }

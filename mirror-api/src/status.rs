@@ -1,5 +1,4 @@
-//! [`MirrorStatus`] and [`MirrorTargetStatus`]: what came of a Mirror, a ClusterMirror or a MirrorTarget on all nodes
-//! together.
+//! [`MirrorStatus`] and [`MirrorTargetStatus`]: the status of a Mirror, ClusterMirror or MirrorTarget on all nodes.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use schemars::JsonSchema;
@@ -7,39 +6,39 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Cut, NotCovered, Packets, Pods};
 
-/// What came of it on all nodes together. The controller sums it up from the MirrorNodes.
+/// MirrorStatus is the status on all nodes, aggregated from the MirrorNodes.
 #[derive(Serialize, Deserialize, JsonSchema, Debug, Clone, Default, PartialEq)]
 #[serde(rename_all = "camelCase")]
 pub struct MirrorStatus {
-    /// The generation that all nodes with a report on it have read. If no node reports on it, the generation that the
-    /// controller has read.
+    /// Latest generation that all reporting nodes have observed. If no node reports, the generation that the
+    /// controller has observed.
     pub observed_generation: i64,
-    /// Accepted, Covered and Ended: each is True, False or Unknown, with a reason in one word and in a sentence.
+    /// Conditions Accepted, Covered and Ended. Each is True, False or Unknown, with a reason and a message.
     #[schemars(
         length(max = 8),
         extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["type"])
     )]
     pub conditions: Vec<Condition>,
-    /// How many nodes report pods that it selects.
+    /// Number of nodes that report selected pods.
     pub nodes: i64,
-    /// Its pods.
+    /// Number of selected and covered pods.
     pub pods: Pods,
-    /// What its mirrors that stand now have counted.
+    /// Packets that its current mirrors have counted.
     pub packets: Packets,
-    /// The limits that end it, in short, or Ended. Without it, no limit ends it.
+    /// Summary of the limits that end it, or Ended. Absent if it has no limits.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 253))]
     pub ends: Option<String>,
-    /// Pods that it selects and does not cover, with the reasons; the first 20, in the order of their names.
+    /// Selected pods that are not covered, with the reasons; the first 20, sorted by name.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 20))]
     pub worst: Vec<Worst>,
-    /// How many reasons more there are.
+    /// Number of further reasons that are not listed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub more_not_covered: Option<i64>,
 }
 
-/// A pod that is selected and not covered, and its node.
+/// Worst is a selected pod that is not covered, and its node.
 #[derive(Serialize, Deserialize, JsonSchema, Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord)]
 #[serde(rename_all = "camelCase")]
 pub struct Worst {
@@ -49,59 +48,60 @@ pub struct Worst {
         reason = "a doc comment here would replace the description of the fields around it"
     )]
     pub of: NotCovered,
-    /// The node of the pod.
+    /// Node of the pod.
     #[schemars(length(max = 253))]
     pub node: String,
 }
 
-/// What came of it on all nodes together. The controller sums it up from the MirrorNodes.
+/// MirrorTargetStatus is the status on all nodes, aggregated from the MirrorNodes.
 #[derive(Serialize, Deserialize, JsonSchema, Debug, Clone, Default, PartialEq)]
 #[serde(rename_all = "camelCase")]
 pub struct MirrorTargetStatus {
-    /// The generation that all nodes with a report on it have read. If no node reports on it, the generation that the
-    /// controller has read.
+    /// Latest generation that all reporting nodes have observed. If no node reports, the generation that the
+    /// controller has observed.
     pub observed_generation: i64,
-    /// Accepted and Ready: each is True, False or Unknown, with a reason in one word and in a sentence.
+    /// Conditions Accepted and Ready. Each is True, False or Unknown, with a reason and a message.
     #[schemars(
         length(max = 8),
         extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["type"])
     )]
     pub conditions: Vec<Condition>,
-    /// The nodes that report on it.
+    /// Number of nodes that report on it, and how many of them are ready.
     pub nodes: TargetNodes,
-    /// The nodes on which nothing can be copied to it, with the reasons; the first 20, in the order of their names.
+    /// Nodes that cannot copy to it, with the reasons; the first 20, sorted by name.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 20))]
     pub not_ready: Vec<NotReady>,
-    /// How many more there are.
+    /// Number of further nodes that are not listed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub more_not_ready: Option<i64>,
-    /// Copies that had to be cut for it, on all nodes together.
+    /// Copies that were truncated for it, on all nodes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cut: Option<Cut>,
 }
 
-/// The nodes that report on a MirrorTarget.
+/// TargetNodes counts the nodes that report on a MirrorTarget.
 #[derive(Serialize, Deserialize, JsonSchema, Debug, Clone, Copy, Default, PartialEq)]
 #[serde(rename_all = "camelCase")]
 pub struct TargetNodes {
-    /// How many of them take copies for it.
+    /// Number of nodes that can copy to it.
     pub ready: i64,
-    /// How many there are.
+    /// Number of nodes that report on it.
     pub of: i64,
 }
 
-/// A node on which nothing can be copied to a MirrorTarget.
+/// NotReady is a node that cannot copy to a MirrorTarget.
 #[derive(Serialize, Deserialize, JsonSchema, Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord)]
 #[serde(rename_all = "camelCase")]
 pub struct NotReady {
-    /// The node.
+    /// Name of the node.
     #[schemars(length(max = 253))]
     pub node: String,
-    /// TargetRefused: the node does not have this target. TargetDown: the node has it, and it takes nothing now.
+    /// Reason in one word: TargetRefused if the node refuses the target, TargetDown if the node has the
+    /// target but cannot copy to it now.
     #[schemars(length(max = 253))]
     pub reason: String,
-    /// The reason in a sentence.
+    /// Message that explains the reason.
     #[schemars(length(max = 512))]
     pub message: String,
 }

@@ -52,7 +52,7 @@ pub struct Asked {
     pub ends: Option<String>,
     /// Why no node can use it, where that does not depend on the node.
     pub refused: Option<Refusal>,
-    /// So many nodes have more to report than a MirrorNode holds, and may have left it out.
+    /// Number of nodes that have more to report than a MirrorNode holds, and may have omitted it.
     pub left_out: usize,
 }
 
@@ -189,8 +189,11 @@ fn most_told<'r>(
     let ((reason, message), nodes) = most?;
     let (count, first) = (nodes.len(), name(nodes.first().copied().unwrap_or_default()));
     let message = text(message);
-    let share =
-        if count == all { String::new() } else { format!(" (on {count} of {all} nodes, as on {first})") };
+    let share = if count == all {
+        String::new()
+    } else {
+        format!(" (on {count} of {all} nodes, for example {first})")
+    };
     Some((reason, format!("{message}{share}")))
 }
 
@@ -246,7 +249,7 @@ impl Sums {
             return is("Unknown", "NotAllTold", message);
         }
         if selected == 0 {
-            return is("Unknown", "NoPods", "no node reports a pod that it selects".to_owned());
+            return is("Unknown", "NoPods", "no node reports a selected pod".to_owned());
         }
         is("True", "AllCovered", format!("{selected} of {} covered", are(selected)))
     }
@@ -255,19 +258,19 @@ impl Sums {
         let Self { nics, ended, .. } = *self;
         let is = |status, reason: &str, message| (status, reason.to_owned(), message);
         match (nics, ended) {
-            (0, _) => is("False", "NotBegun", "it stands on no NIC".to_owned()),
-            (_, 0) => is("False", "NotEnded", "no limit has ended it".to_owned()),
+            (0, _) => is("False", "NotBegun", "no NIC is mirrored".to_owned()),
+            (_, 0) => is("False", "NotEnded", "no limit has been reached".to_owned()),
             (nics, ended) if ended == nics => {
-                is("True", "LimitReached", "limits have ended it on all its NICs".to_owned())
+                is("True", "LimitReached", "a limit has been reached on every NIC".to_owned())
             }
             (nics, ended) => {
-                is("False", "PartlyEnded", format!("limits have ended it on {ended} of {nics} NICs"))
+                is("False", "PartlyEnded", format!("a limit has been reached on {ended} of {nics} NICs"))
             }
         }
     }
 }
 
-/// So many pods, with their verb.
+/// A number of pods, with the verb.
 fn are(pods: i64) -> String {
     if pods == 1 { "1 pod is".to_owned() } else { format!("{pods} pods are") }
 }

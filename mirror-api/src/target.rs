@@ -1,4 +1,4 @@
-//! [`MirrorTarget`]: where copies may go, as the cluster's administrators name it for all nodes.
+//! [`MirrorTarget`]: a target for copies, which administrators of the cluster define for all nodes.
 
 #![expect(
     unreachable_pub,
@@ -12,7 +12,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::MirrorTargetStatus;
 
-/// Where copies go: exactly one of device, pod, vxlan, geneve, gre and erspan. And who may send copies there.
+/// MirrorTargetSpec describes the destination of the copies: exactly one of device, pod, vxlan, geneve, gre
+/// and erspan. It also limits the namespaces that may use it, and the rate.
 #[derive(CustomResource, KubeSchema, Serialize, Deserialize, Debug, Clone, Default, PartialEq)]
 #[kube(
     group = "podmirror.io",
@@ -22,19 +23,19 @@ use crate::MirrorTargetStatus;
     derive = "PartialEq",
     shortname = "mtarget",
     category = "podmirror",
-    doc = "A MirrorTarget is a target of each node: Mirrors, ClusterMirrors and annotations send copies there by its \
-           name. A target that an agent has by its flag --target comes before a MirrorTarget of the same name.",
+    doc = "MirrorTarget is a target for copies on each node. Mirrors, ClusterMirrors and annotations refer to it by its \
+           name. A target of the agent's flag --target takes precedence over a MirrorTarget of the same name.",
     validation = Rule::new("self.metadata.name.size() <= 63 && !self.metadata.name.contains('.')")
-        .message("the name has at most 63 characters, and no dot"),
+        .message("the name must have at most 63 characters and no dot"),
     validation = Rule::new("self.metadata.name != 'default'")
-        .message("the target default is the mirror interface of the agents: use another name"),
+        .message("the name default is reserved for the mirror interface of the agents: use another name"),
     validation = Rule::new(
         "[has(self.spec.device), has(self.spec.pod), has(self.spec.vxlan), has(self.spec.geneve), has(self.spec.gre), \
          has(self.spec.erspan)].filter(x, x).size() == 1"
     )
     .message("use exactly one of device, pod, vxlan, geneve, gre and erspan"),
     validation = Rule::new("!has(self.spec.oversize) || !(has(self.spec.device) || has(self.spec.pod))")
-        .message("only a tunnel has spec.oversize"),
+        .message("spec.oversize is allowed only for a tunnel"),
     printcolumn(name = "Device", type_ = "string", json_path = ".spec.device.name"),
     printcolumn(name = "Pod Namespace", type_ = "string", json_path = ".spec.pod.namespace"),
     printcolumn(name = "VXLAN", type_ = "string", json_path = ".spec.vxlan.remote"),
@@ -47,35 +48,36 @@ use crate::MirrorTargetStatus;
 )]
 #[serde(rename_all = "camelCase")]
 pub struct MirrorTargetSpec {
-    /// A mirror interface of each node. The agent makes it if it is missing.
+    /// Mirror interface of each node. The agent creates it if it does not exist.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub device: Option<TargetDevice>,
-    /// A pod on the node of the mirrored pod, the collector.
+    /// Collector: a pod on the same node as the mirrored pod.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pod: Option<TargetPod>,
-    /// A VXLAN tunnel to another machine.
+    /// VXLAN tunnel to another machine.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub vxlan: Option<TargetVxlan>,
-    /// A GENEVE tunnel to another machine.
+    /// GENEVE tunnel to another machine.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub geneve: Option<TargetGeneve>,
-    /// A tunnel of Ethernet in GRE to another machine.
+    /// Ethernet-in-GRE tunnel to another machine.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gre: Option<TargetGre>,
-    /// An ERSPAN tunnel to another machine.
+    /// ERSPAN tunnel to another machine.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub erspan: Option<TargetErspan>,
-    /// What becomes of a copy that does not fit into one packet of a tunnel. Without it, Segment where
-    /// the kernel can do that, and otherwise Truncate: ERSPAN over IPv6, and GRE and ERSPAN with a device of others.
+    /// Handling of copies that do not fit into one packet of a tunnel. Defaults to Segment where the kernel
+    /// supports it, otherwise to Truncate: for ERSPAN over IPv6, and for GRE and ERSPAN with a device of
+    /// other software.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub oversize: Option<TargetOversize>,
-    /// The namespaces whose Mirrors and annotations may name this target, by the labels of the namespaces. Without it,
-    /// all namespaces. ClusterMirrors may name every target.
+    /// Labels of the namespaces whose Mirrors and annotations may use this target. Defaults to all
+    /// namespaces. ClusterMirrors may use every target.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub allowed_namespaces: Option<LabelSelector>,
-    /// At most so many copies a second go there from each node, of all its pods together: in packets, as in 200kpps, in bits,
-    /// as in 1Gbit, or both, as in 200kpps,1Gbit. Behind it can stand for how long an unused rate is saved up, as in
-    /// 200kpps,burst=100ms.
+    /// Limits the copies per second to this target from each node, over all its pods: in packets, for example
+    /// 200kpps, in bits, for example 1Gbit, or both, for example 200kpps,1Gbit. An unused rate accumulates
+    /// for a short time, which burst sets, for example 200kpps,burst=100ms.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(regex(
         pattern = r"^([0-9]+[kMG]?(pps|bit|bit/s)|burst=([0-9]+(ms|s))+)(,([0-9]+[kMG]?(pps|bit|bit/s)|burst=([0-9]+(ms|s))+))*$"
@@ -83,115 +85,121 @@ pub struct MirrorTargetSpec {
     pub max_rate: Option<String>,
 }
 
-/// A mirror interface of each node.
+/// TargetDevice names a mirror interface of each node.
 #[derive(Serialize, Deserialize, JsonSchema, Debug, Clone, Default, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
 pub struct TargetDevice {
-    /// The name of the interface, as in ids0.
+    /// Name of the interface, for example ids0.
     #[schemars(length(min = 1, max = 15), regex(pattern = r"^[^/:\s]+$"))]
     pub name: String,
 }
 
-/// A pod on the node, by its name or by a label.
+/// TargetPod selects a pod on the node, by its name or by a label.
 #[derive(Serialize, Deserialize, KubeSchema, Debug, Clone, Default, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
 #[x_kube(validation = Rule::new("has(self.name) != has(self.label)").message("use exactly one of name and label"))]
 pub struct TargetPod {
-    /// The namespace of the pod.
+    /// Namespace of the pod.
     #[schemars(length(min = 1, max = 63))]
     pub namespace: String,
-    /// The name of the pod.
+    /// Name of the pod.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 253))]
     pub name: Option<String>,
-    /// A label of the pod, as in app=suricata. The pods of a DaemonSet have random names, but the same labels.
+    /// Label of the pod, for example app=suricata. Pods of a DaemonSet have generated names, but the same
+    /// labels.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 3, max = 381), regex(pattern = r"^[^=]+=[^=]+$"))]
     pub label: Option<String>,
-    /// The NIC that gets the copies, by its name inside the pod. Without it, the first NIC that leads to the node.
+    /// NIC that receives the copies, by its name inside the pod. Defaults to the first NIC that leads to the
+    /// node.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 15))]
     pub nic: Option<String>,
 }
 
-/// A VXLAN tunnel.
+/// TargetVxlan describes a VXLAN tunnel.
 #[derive(Serialize, Deserialize, JsonSchema, Debug, Clone, Default, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
 pub struct TargetVxlan {
-    /// The IP address of the other end.
+    /// IP address of the remote end.
     pub remote: String,
-    /// The UDP port of the other end. The node's CNI may have the usual one, 4789.
+    /// UDP port of the remote end. The standard port, 4789, may be in use by the node's CNI.
     #[schemars(range(min = 1, max = 65535))]
     pub port: i32,
-    /// The VNI, or a range of them, as in 100-199, from which each NIC gets its own.
+    /// VNI, or a range of VNIs, for example 100-199, from which each NIC gets its own.
     #[schemars(extend("pattern" = r"^[0-9]+(-[0-9]+)?$"))]
     pub vni: IntOrString,
-    /// A device of other software in external mode that sends the packets. Without it, a device of the agent.
+    /// Device of other software, in external mode, that sends the packets. Defaults to a device that the
+    /// agent creates.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 15))]
     pub device: Option<String>,
 }
 
-/// A GENEVE tunnel.
+/// TargetGeneve describes a GENEVE tunnel.
 #[derive(Serialize, Deserialize, JsonSchema, Debug, Clone, Default, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
 pub struct TargetGeneve {
-    /// The IP address of the other end.
+    /// IP address of the remote end.
     pub remote: String,
-    /// The UDP port of the other end. The node's CNI may have the usual one, 6081.
+    /// UDP port of the remote end. The standard port, 6081, may be in use by the node's CNI.
     #[schemars(range(min = 1, max = 65535))]
     pub port: i32,
-    /// The VNI, or a range of them, as in 100-199, from which each NIC gets its own.
+    /// VNI, or a range of VNIs, for example 100-199, from which each NIC gets its own.
     #[schemars(extend("pattern" = r"^[0-9]+(-[0-9]+)?$"))]
     pub vni: IntOrString,
-    /// If true, each packet says in an option which NIC and direction it is of.
+    /// Whether each packet carries an option that identifies its NIC and direction. Defaults to false.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub identity: Option<bool>,
-    /// A device of other software in external mode that sends the packets. Without it, a device of the agent.
+    /// Device of other software, in external mode, that sends the packets. Defaults to a device that the
+    /// agent creates.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 15))]
     pub device: Option<String>,
 }
 
-/// A tunnel of Ethernet in GRE.
+/// TargetGre describes an Ethernet-in-GRE tunnel.
 #[derive(Serialize, Deserialize, JsonSchema, Debug, Clone, Default, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
 pub struct TargetGre {
-    /// The IP address of the other end.
+    /// IP address of the remote end.
     pub remote: String,
-    /// The key, or a range of them, as in 100-199, from which each NIC gets its own.
+    /// Key, or a range of keys, for example 100-199, from which each NIC gets its own.
     #[schemars(extend("pattern" = r"^[0-9]+(-[0-9]+)?$"))]
     pub key: IntOrString,
-    /// A device of other software in external mode that sends the packets. Without it, a device of the agent.
+    /// Device of other software, in external mode, that sends the packets. Defaults to a device that the
+    /// agent creates.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 15))]
     pub device: Option<String>,
 }
 
-/// An ERSPAN tunnel, type II.
+/// TargetErspan describes an ERSPAN type II tunnel.
 #[derive(Serialize, Deserialize, JsonSchema, Debug, Clone, Default, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
 pub struct TargetErspan {
-    /// The IP address of the other end.
+    /// IP address of the remote end.
     pub remote: String,
-    /// The session, from 1 to 1023, or a range of them, as in 100-199, from which each NIC gets its own.
+    /// Session ID from 1 to 1023, or a range of them, for example 100-199, from which each NIC gets its own.
     #[schemars(extend("pattern" = r"^[0-9]+(-[0-9]+)?$"))]
     pub session: IntOrString,
-    /// A device of other software in external mode that sends the packets. Without it, a device of the agent.
+    /// Device of other software, in external mode, that sends the packets. Defaults to a device that the
+    /// agent creates.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 15))]
     pub device: Option<String>,
 }
 
-/// What becomes of a copy that does not fit into one packet of a tunnel.
+/// TargetOversize is the handling of copies that do not fit into one packet of a tunnel.
 #[derive(Serialize, Deserialize, JsonSchema, Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TargetOversize {
-    /// It is cut, a super-frame as one frame.
+    /// The copy is truncated. A super-frame is sent as one truncated frame.
     Truncate,
-    /// A super-frame is segmented, any other copy is cut.
+    /// Super-frames are segmented; other copies are truncated.
     Segment,
-    /// The kernel segments super-frames, and makes IP fragments of packets that are too long.
+    /// The kernel segments super-frames, and sends packets that are too long as IP fragments.
     Fragment,
-    /// It is not sent, and counts as congested.
+    /// The copy is not sent, and is counted as congested.
     Drop,
 }

@@ -55,7 +55,7 @@ impl Helper {
         if !held.is_current() {
             let exec = self.exec.clone();
             let next = spawn_blocking(move || token(&exec)).await??;
-            *held = next.context("the credential helper of the kubeconfig gives no token any more")?;
+            *held = next.context("the credential helper of the kubeconfig no longer returns a token")?;
         }
         Ok(held.header.clone())
     }
@@ -113,14 +113,14 @@ fn run(exec: &ExecConfig) -> anyhow::Result<Vec<u8>> {
 fn read(output: &[u8]) -> anyhow::Result<Option<Token>> {
     const WHAT: &str = "cannot be used";
     let credential: Value = serde_saphyr::from_slice(output)
-        .map_err(|_| anyhow!("its output is no ExecCredential"))
+        .map_err(|_| anyhow!("its output is not an ExecCredential"))
         .context(WHAT)?;
     let text = |field: &str| credential["status"][field].as_str().filter(|text| !text.is_empty());
     if text("clientCertificateData").is_some() && text("clientKeyData").is_some() {
         return Ok(None);
     }
-    let token = text("token").context("it gives neither a token nor a certificate").context(WHAT)?;
+    let token = text("token").context("it returned neither a token nor a certificate").context(WHAT)?;
     let end = text("expirationTimestamp").map(str::parse).transpose();
-    let end = end.map_err(|_| anyhow!("its expirationTimestamp is no time")).context(WHAT)?;
+    let end = end.map_err(|_| anyhow!("its expirationTimestamp is not a time")).context(WHAT)?;
     Ok(Some(Token { header: token::header(token).context(WHAT)?, end }))
 }

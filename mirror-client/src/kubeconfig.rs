@@ -80,7 +80,7 @@ fn files(options: &Options, environment: &Environment) -> Vec<PathBuf> {
 fn nothing(files: &[PathBuf]) -> String {
     let files: Vec<_> = files.iter().map(|file| file.display().to_string()).collect();
     format!(
-        "cannot find the Kubernetes API: no current context in {}, and this is no pod with a service account; \
+        "cannot find the Kubernetes API: no current context in {}, and this is not a pod with a service account; \
          set KUBECONFIG or use --kubeconfig",
         files.join(", ")
     )

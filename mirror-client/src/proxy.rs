@@ -36,12 +36,12 @@ pub(crate) fn of(
 }
 
 fn parse(proxy: &str) -> anyhow::Result<Uri> {
-    let uri: Uri = proxy.parse().with_context(|| format!("{proxy:?} is no URL of a proxy"))?;
+    let uri: Uri = proxy.parse().with_context(|| format!("{proxy:?} is not a URL of a proxy"))?;
     match uri.scheme_str() {
         Some(scheme) if SCHEMES.contains(&scheme) && uri.host().is_some_and(|host| !host.is_empty()) => {
             Ok(uri)
         }
-        _ => bail!("{proxy:?} is no URL of a proxy; use http://, https:// or socks5:// and a host"),
+        _ => bail!("{proxy:?} is not a URL of a proxy; use http://, https:// or socks5:// and a host"),
     }
 }
 

@@ -511,7 +511,7 @@ fn rows() -> Vec<Row> {
         (
             "a helper with nothing",
             |at| at.config(&json!({}), &exec("./helper")).file("helper", helper(&json!({}))),
-            Err("cannot be used: it gives neither a token nor a certificate"),
+            Err("cannot be used: it returned neither a token nor a certificate"),
         ),
         (
             "a helper with a token",
@@ -576,7 +576,7 @@ fn rows() -> Vec<Row> {
         (
             "a proxy of no known kind",
             |at| at.config(&json!({ "proxy-url": "ftp://127.0.0.1:1" }), &json!({ "token": "secret" })),
-            Err("\"ftp://127.0.0.1:1\" is no URL of a proxy"),
+            Err("\"ftp://127.0.0.1:1\" is not a URL of a proxy"),
         ),
         (
             "HTTPS_PROXY",

@@ -44,19 +44,16 @@ impl fmt::Display for Absent {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::NoList => write!(f, "the pods of this node are not known yet"),
-            Self::NoPod => write!(f, "this node has no such pod"),
+            Self::NoPod => write!(f, "no such pod is on this node"),
             Self::HostNetwork => {
-                write!(
-                    f,
-                    "the pod uses the node's own network, so no veth leads to it; name a device instead"
-                )
+                write!(f, "the pod uses the node's own network and has no veth; name a device instead")
             }
             Self::NoNetns => write!(f, "no process of the pod runs on this node yet"),
             Self::NetnsUnreadable(error) => write!(f, "the pod's network namespace cannot be read: {error}"),
             Self::NoNic(None) => write!(f, "the pod has no interface but loopback yet"),
             Self::NoNic(Some(nic)) => write!(f, "the pod has no interface {nic:?}"),
-            Self::NoVeth(nic) => write!(f, "no veth leads from the node to the pod's interface {nic:?}"),
-            Self::Down(nic) => write!(f, "the pod's interface {nic:?} or the node's end of its veth is down"),
+            Self::NoVeth(nic) => write!(f, "the pod's interface {nic:?} has no veth peer on the node"),
+            Self::Down(nic) => write!(f, "the pod's interface {nic:?} or the node side of its veth is down"),
         }
     }
 }

@@ -186,10 +186,10 @@ impl State {
 impl fmt::Display for State {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Covered => write!(f, "our program sees what the NIC carries"),
+            Self::Covered => write!(f, "podmirror's program sees what the NIC carries"),
             Self::Bypassed(way) => way.fmt(f),
             Self::Hidden(hidden) => hidden.fmt(f),
-            Self::NoHook => write!(f, "no program of ours runs at the hook"),
+            Self::NoHook => write!(f, "no podmirror program runs at the hook"),
             Self::Unknown(doubt) => doubt.fmt(f),
         }
     }
@@ -199,16 +199,16 @@ impl fmt::Display for Way {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Peer => {
-                "other software hands packets to the NIC behind the node's end of its veth, where the mirror is \
+                "other software delivers packets to the NIC past the node side of its veth, where the tap is \
                  (bpf_redirect_peer, as in Cilium's eBPF host routing and Calico's eBPF dataplane)"
             }
             Self::L3s => {
-                "the NIC is an ipvlan in mode l3s: what comes from outside the node gets to the pod's IP layer behind \
+                "the NIC is an ipvlan in mode l3s: packets from outside the node reach the pod's IP layer after \
                  the hooks of the NIC"
             }
             Self::Unseen => {
-                "the NIC carries packets that the mirror does not meet, and no program or filter that the agent can \
-                 see hides them; an XDP program of the device can be the reason, or another program inside the pod"
+                "the NIC carries packets that the tap does not see, and the agent finds no program or filter that hides \
+                 them; the reason can be an XDP program of the device, or another program inside the pod"
             }
         })
     }
@@ -217,15 +217,15 @@ impl fmt::Display for Way {
 impl fmt::Display for Doubt {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::Idle => "the NIC has carried too few packets lately to tell",
-            Self::Differs => "the mirror sees much of what the NIC carries, but not nearly all of it",
+            Self::Idle => "the NIC has carried too few packets recently to judge",
+            Self::Differs => "the tap sees much of what the NIC carries, but not nearly all of it",
             Self::Kernel => {
-                "this kernel does not count packets that other software hands to the NIC behind the node's end of its \
-                 veth (bpf_redirect_peer), so they could be missing in silence; Linux 6.7 and newer count them"
+                "this kernel does not count packets that other software delivers to the NIC past the node side of its veth \
+                 (bpf_redirect_peer), so they can be missing without notice; Linux 6.7 and newer count them"
             }
             Self::L3s => {
-                "the mirror sees what the NIC carries now, but the NIC is an ipvlan in mode l3s: what comes from outside \
-                 the node gets to the pod's IP layer behind the hooks of the NIC"
+                "the tap sees what the NIC carries now, but the NIC is an ipvlan in mode l3s: packets from outside the node \
+                 reach the pod's IP layer after the hooks of the NIC"
             }
             Self::Unread => "the counters of the NIC cannot be read",
         })

@@ -134,7 +134,7 @@ impl FromStr for Destination {
             Some(("pod", pod)) => pod_nic(pod).map(Self::Pod),
             Some((kind, tunnel)) if Tunnel::is_kind(kind) => Tunnel::parse(kind, tunnel).map(Self::Tunnel),
             Some((kind, _)) => Err(format!(
-                "{kind:?} is no kind of target: use the name of an interface, pod:NAMESPACE/NAME, a tunnel (vxlan, \
+                "{kind:?} is not a kind of target: use the name of an interface, pod:NAMESPACE/NAME, a tunnel (vxlan, \
                  geneve, gre or erspan) as in vxlan:ADDRESS/vni=N, or stream"
             )),
         }
@@ -172,19 +172,19 @@ pub fn device_name(name: &str) -> Result<String, String> {
 /// Parses `NAMESPACE/NAME` or `NAMESPACE/KEY=VALUE`, with an optional `/NIC` at the end.
 fn pod_nic(text: &str) -> Result<PodNic, String> {
     let (namespace, rest) = text.split_once('/').ok_or_else(|| {
-        format!("{text:?} is no pod: use NAMESPACE/NAME or NAMESPACE/LABEL=VALUE, and /NIC behind it")
+        format!("{text:?} is not a pod: use NAMESPACE/NAME or NAMESPACE/LABEL=VALUE, and /NIC behind it")
     })?;
     if !is_label(namespace) {
-        return Err(format!("{namespace:?} is no namespace of Kubernetes"));
+        return Err(format!("{namespace:?} is not a valid namespace name"));
     }
     // The key of a label can contain a slash.
     let (key, rest) = rest.split_once('=').map_or((None, rest), |(key, rest)| (Some(key), rest));
     let (last, nic) = rest.split_once('/').map_or((rest, None), |(last, nic)| (last, Some(nic)));
     let which = match key {
         None if last.len() <= 253 && last.split('.').all(is_label) => Which::Named(last.to_owned()),
-        None => return Err(format!("{last:?} is no name of a pod")),
+        None => return Err(format!("{last:?} is not a name of a pod")),
         Some(key) if is_key(key) && is_qualified(last) => Which::Labelled(key.to_owned(), last.to_owned()),
-        Some(key) => return Err(format!("{:?} is no label of Kubernetes", format!("{key}={last}"))),
+        Some(key) => return Err(format!("{:?} is not a valid Kubernetes label", format!("{key}={last}"))),
     };
     let nic = nic.map(device_name).transpose()?;
     Ok(PodNic { namespace: namespace.to_owned(), which, nic })
@@ -254,10 +254,10 @@ mod tests {
             ("live=stream:4MiB", "\"stream:4MiB\""),
             ("ids=pod:suricata", "\"suricata\""),
             ("ids=pod:a/b/c/d", "1 to 15 bytes"),
-            ("ids=pod:a/app=", "\"app=\" is no label"),
-            ("ids=pod:a/=b", "\"=b\" is no label"),
-            ("ids=pod:a/A.b/c=d", "is no label"),
-            ("ids=pod:a/app=b c", "is no label"),
+            ("ids=pod:a/app=", "\"app=\" is not a label"),
+            ("ids=pod:a/=b", "\"=b\" is not a label"),
+            ("ids=pod:a/A.b/c=d", "is not a label"),
+            ("ids=pod:a/app=b c", "is not a label"),
             ("ids=pod:a/app=b/c/d", "1 to 15 bytes"),
             ("ids=pod:A/b", "\"A\""),
             ("ids=pod:/b", "\"\""),

@@ -93,7 +93,7 @@ impl Networks {
                 Err(format!("a second entry of the NIC {nic:?} names the network {network}, and not {first}"))
             }
             None if self.of_nics.len() == MOST => {
-                Err(format!("{MOST} NICs are the most, and the NIC {nic:?} is one more"))
+                Err(format!("the NIC {nic:?} exceeds the limit of {MOST} NICs"))
             }
             None => {
                 self.of_nics.insert(nic, network.to_owned());

@@ -77,12 +77,12 @@ pub fn objection(
     others: &BTreeMap<TargetName, Destination>,
 ) -> Option<String> {
     if let Some(before) = others.get(name) {
-        return Some(format!("the destination of target {name} is {before} already"));
+        return Some(format!("the destination of target {name} is already {before}"));
     }
     for (other, of) in others {
         // Each stream is a separate ring buffer.
         if to == of && *to != Destination::Stream {
-            return Some(format!("{to} is the destination of target {other} already"));
+            return Some(format!("{to} is already the destination of target {other}"));
         }
         match (to.tunnel(), of.tunnel()) {
             (Some(tunnel), Some(before)) if before.meets(tunnel) => {
@@ -100,7 +100,7 @@ pub fn objection(
         }
     }
     (others.len() >= MAX_TARGETS as usize)
-        .then(|| format!("a node has at most {MAX_TARGETS} targets, and it has that many others"))
+        .then(|| format!("the limit of {MAX_TARGETS} targets per node is reached"))
 }
 
 /// The targets of a node: those of its agent's flags, followed by the MirrorTargets, the oldest first.
@@ -134,7 +134,7 @@ pub fn down<'k>(
     let why = |name: &TargetName, target: &Target| match (known(name), target) {
         (Some(why), _) => Some(why.clone()),
         (None, Target::Device(DeviceTarget { ifindex: None, destination, .. })) => {
-            Some(format!("there is no device for {destination} now"))
+            Some(format!("the device of {destination} does not exist"))
         }
         (None, Target::Device(DeviceTarget { up: false, device, .. })) => {
             Some(format!("the device {device} is down"))

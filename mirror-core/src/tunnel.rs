@@ -178,7 +178,7 @@ impl fmt::Display for Blocked {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::NoDevice(name) => write!(f, "the tunnel's device {name} does not exist"),
-            Self::Taken(name) => write!(f, "the agent has not made the device {name}: rename or delete it"),
+            Self::Taken(name) => write!(f, "the agent did not create the device {name}: rename or delete it"),
             Self::Unfit(unfit) => unfit.fmt(f),
             Self::NoRoute(remote, why) => write!(f, "this node has no route to {remote}: {why}"),
             Self::Itself(remote) => write!(f, "{remote} is an address of this node; name a device instead"),

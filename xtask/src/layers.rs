@@ -105,7 +105,7 @@ const FORBIDDEN: &[Forbidden] = &[
     Forbidden {
         files: &["mirror-agent/src/links"],
         paths: &["crate::select", "crate::mirror_iface", "mirror_core::select", "mirror_core::mirror_iface"],
-        why: "the edge to the devices reads and changes what it is told to; it decides nothing",
+        why: "the edge to the devices reads and changes what it is given; it decides nothing",
     },
     Forbidden {
         files: &["mirror-agent/src/dataplane"],

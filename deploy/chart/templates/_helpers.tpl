@@ -57,7 +57,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- end }}
 {{- end }}
 
-{{- /* Whether agents write MirrorNodes: only where a policy keeps each to its own. Kubernetes has the policies, and the
+{{- /* Whether agents write MirrorNodes: only where a policy restricts each to its own. Kubernetes has the policies, and the
 node's name in the tokens of pods, since 1.30. The policies do not depend on who makes the roles. */ -}}
 {{- define "podmirror.mirrorNodes" -}}
 {{- if semverCompare ">=1.30-0" .Capabilities.KubeVersion.Version }}yes{{ end }}
@@ -70,15 +70,15 @@ node's name in the tokens of pods, since 1.30. The policies do not depend on who
 {{- $whole := ternary 100.0 (last $parts | trim | float64) (hasSuffix "%" .) }}
 {{- $part := first $parts | trim | float64 }}
 {{- if or (le $part 0.0) (gt $part $whole) }}
-{{- fail (printf "sample: %q is nothing, or more than everything; use a share as in 1/100 or 10%%" .) }}
+{{- fail (printf "sample: %q is not a share between 0 and 1; use for example 1/100 or 10%%" .) }}
 {{- end }}
 {{- end }}
 {{- $default := .Values.mirrorTarget }}
 {{- if not (or (eq $default "default") (hasKey .Values.targets $default) (and .Values.recorder.enabled (eq $default .Values.recorder.target))) }}
-{{- fail (printf "mirrorTarget: there is no target %q; name one of targets, or \"default\", which is mirrorIface" $default) }}
+{{- fail (printf "mirrorTarget: target %q does not exist; use one of targets, or \"default\", which is mirrorIface" $default) }}
 {{- end }}
 {{- if eq .Values.listen .Values.streamListen }}
-{{- fail (printf "listen and streamListen are both %s: each needs a port of its own" .Values.listen) }}
+{{- fail (printf "listen and streamListen are both %s: use different ports" .Values.listen) }}
 {{- end }}
 {{- with .Values.filter }}
 {{- $known := $.Files.Get "files/filter-words.txt" | trim | splitList "\n" }}
@@ -86,7 +86,7 @@ node's name in the tokens of pods, since 1.30. The policies do not depend on who
 {{- $rest := regexReplaceAll $addresses . " " }}
 {{- range regexFindAll "[A-Za-z]([A-Za-z0-9_.-]*[A-Za-z0-9])?" $rest -1 }}
 {{- if not (has . $known) }}
-{{- fail (printf "filter: the filter language has no word %q; `mirror-agent filter check` tells more" .) }}
+{{- fail (printf "filter: unknown word %q; check the filter with `mirror-agent filter check`" .) }}
 {{- end }}
 {{- end }}
 {{- range $open, $close := dict "(" ")" "[" "]" }}
@@ -95,13 +95,13 @@ node's name in the tokens of pods, since 1.30. The policies do not depend on who
 {{- end }}
 {{- end }}
 {{- if regexMatch "(^|\\s)(and|or|not|src|dst|host|net|port|portrange|proto|protochain)\\s*$|[!&|<>=]\\s*$" . }}
-{{- fail (printf "filter: %q ends where something must follow" .) }}
+{{- fail (printf "filter: %q is incomplete" .) }}
 {{- end }}
 {{- end }}
 {{- end }}
 
 {{- /* Refuses to replace the DaemonSet of the release by one of another name: its agents would clean up each node, and the
-new ones would begin anew. Nothing is known where no cluster is asked, as in `helm template`. */ -}}
+new ones would start all mirrors again. Without access to a cluster, as in `helm template`, nothing is checked. */ -}}
 {{- define "podmirror.keepName" -}}
 {{- $name := include "podmirror.fullname" . }}
 {{- range (lookup "apps/v1" "DaemonSet" .Release.Namespace "").items }}
@@ -109,7 +109,7 @@ new ones would begin anew. Nothing is known where no cluster is asked, as in `he
 {{- $isAgents := eq (get $labels "app.kubernetes.io/component") "agent" }}
 {{- $isOurs := eq (get $labels "app.kubernetes.io/instance") $.Release.Name }}
 {{- if and $isAgents $isOurs (hasPrefix (printf "%s-" $.Chart.Name) (get $labels "helm.sh/chart")) (ne .metadata.name $name) }}
-{{- fail (printf "the DaemonSet of this release is %s, and these values call it %s: all mirrors would stop and begin anew. Keep it with --set fullnameOverride=%s, or uninstall the release first" .metadata.name $name .metadata.name) }}
+{{- fail (printf "the DaemonSet of this release is %s, and these values call it %s: all mirrors would be stopped and started again. Keep it with --set fullnameOverride=%s, or uninstall the release first" .metadata.name $name .metadata.name) }}
 {{- end }}
 {{- end }}
 {{- end }}
@@ -129,7 +129,7 @@ variables:
       ? request.userInfo.extra['authentication.kubernetes.io/node-name'] : []
 {{- end }}
 
-{{- /* Whether the controller runs: only where agents may write MirrorNodes, which it sums up. */ -}}
+{{- /* Whether the controller runs: only where agents write MirrorNodes, which it aggregates. */ -}}
 {{- define "podmirror.controller" -}}
 {{- if and .Values.controller.enabled (semverCompare ">=1.30-0" .Capabilities.KubeVersion.Version) }}yes{{ end }}
 {{- end }}
@@ -164,7 +164,7 @@ app.kubernetes.io/component: controller
 {{- with .Values.recorder }}
 {{- if .enabled }}
 {{- if eq .target "default" }}
-{{- fail "recorder.target is the name of a stream, and \"default\" is mirrorIface" }}
+{{- fail "recorder.target must name a stream, but \"default\" is mirrorIface" }}
 {{- end }}
 {{- $there := get $all .target | default "stream" }}
 {{- if ne $there "stream" }}
@@ -194,7 +194,7 @@ app.kubernetes.io/component: controller
 {{- $affinity := deepCopy (.Values.affinity | default dict) }}
 {{- $selected := get (.Values.nodeSelector | default dict) "kubernetes.io/arch" }}
 {{- if and $selected $architectures (not (has $selected $architectures)) }}
-{{- fail (printf "nodeSelector asks for kubernetes.io/arch=%s, which is not in image.architectures: no node would get an agent; say --set 'image.architectures={%s}'" $selected $selected) }}
+{{- fail (printf "nodeSelector requires kubernetes.io/arch=%s, which is not in image.architectures: no node would get an agent; use --set 'image.architectures={%s}'" $selected $selected) }}
 {{- end }}
 {{- if $architectures }}
 {{- $node := get $affinity "nodeAffinity" | default dict }}
@@ -212,8 +212,8 @@ app.kubernetes.io/component: controller
 {{- if $affinity }}{{ toYaml $affinity }}{{ end }}
 {{- end }}
 
-{{- /* The nodes of the cluster that get no agent, a line each with the reason. Of the affinity only what is made of the
-image's architectures is looked at. Nothing is known where no cluster is asked, as in `helm template`. */ -}}
+{{- /* The nodes of the cluster that get no agent, a line each with the reason. Of the affinity, only the part for the
+image's architectures is checked. Without access to a cluster, as in `helm template`, the list is empty. */ -}}
 {{- define "podmirror.without" -}}
 {{- $values := .Values }}
 {{- range (lookup "v1" "Node" "" "").items }}

@@ -121,8 +121,8 @@ impl Finding {
     /// A finding for facts that could not be read.
     fn unread(check: &'static str, what: &str, Unread { is_refused, why }: &Unread) -> Self {
         let todo = match is_refused {
-            true => format!("let somebody check who may list {what}"),
-            false => "look why, and check again".to_owned(),
+            true => format!("ask an administrator for permission to list {what}"),
+            false => "fix the cause, and check again".to_owned(),
         };
         Self::warn(check, format!("cannot read the {what}: {why}"), todo)
     }
@@ -133,8 +133,8 @@ pub(super) fn findings(facts: &Facts) -> Vec<Finding> {
     let version = match &facts.server {
         Ok(version) => version,
         Err(unread) => {
-            let found = format!("the API server does not answer as it should: {}", unread.why);
-            return vec![Finding::fail("server", found, "look at the kubeconfig, and whether kubectl works")];
+            let found = format!("unexpected answer from the API server: {}", unread.why);
+            return vec![Finding::fail("server", found, "check the kubeconfig, and whether kubectl works")];
         }
     };
     let mut findings = vec![server(version)];
@@ -167,9 +167,7 @@ fn is_whole(facts: &Facts) -> bool {
 fn server(version: &str) -> Finding {
     let found = format!("Kubernetes {version}");
     match numbers(version) {
-        None => {
-            Finding::warn("server", format!("{found}: this version is not understood"), "use 1.30 or newer")
-        }
+        None => Finding::warn("server", format!("{found}: unknown version format"), "use 1.30 or newer"),
         Some(numbers) if numbers < LEAST_SERVER => {
             Finding::fail("server", format!("{found}: the chart needs 1.25"), "use 1.30 or newer")
         }
@@ -235,7 +233,7 @@ fn systems(nodes: &[Node], is_installed: bool) -> Vec<Finding> {
         // If podmirror is installed, the check of the agents names the nodes without one.
         findings.push(match fit.contains_key("arm64") && !is_installed {
             true => Finding {
-                todo: "install with the chart's image.architectures, as docs/install.md says".to_owned(),
+                todo: "set the chart's image.architectures, as described in docs/install.md".to_owned(),
                 ..Finding::ok("nodes", found)
             },
             false => Finding::ok("nodes", found),
@@ -243,7 +241,7 @@ fn systems(nodes: &[Node], is_installed: bool) -> Vec<Finding> {
     }
     findings.extend(others.into_iter().map(|(system, names)| {
         let found = format!("{system}: {}", named(names.iter().map(String::as_str)));
-        Finding::warn("nodes", found, "these nodes get no agent, and their pods are not mirrored")
+        Finding::warn("nodes", found, "no agent runs on these nodes, and their pods are not mirrored")
     }));
     findings
 }
@@ -258,7 +256,8 @@ fn kernels(nodes: &[Node]) -> Vec<Finding> {
     };
     let mut findings = Vec::new();
     if let Some((number, names)) = with(&|_, version| version < LEAST_KERNEL) {
-        let todo = "use Linux 5.10 or newer there, or keep the agents away with the chart's nodeSelector or affinity";
+        let todo =
+            "use Linux 5.10 or newer there, or exclude these nodes with the chart's nodeSelector or affinity";
         let found = format!("older than 5.10, so no agent works there: {names}");
         findings.push(match number == fit.len() {
             true => Finding::fail("kernel", found, todo),
@@ -280,14 +279,13 @@ fn kernels(nodes: &[Node]) -> Vec<Finding> {
             "older than 6.6, so when a pod is mirrored for the first time, one of its packets can be lost, and root in a pod \
              can remove a tap inside the pod: {names}"
         );
-        let todo = "use Linux 6.6 or newer there, if that matters: docs/operations.md says more";
+        let todo = "use Linux 6.6 or newer there, if that matters: see docs/operations.md";
         findings.push(Finding::warn("kernel", found, todo));
     }
     let unknown = fit.iter().filter(|node| version(node).is_none()).map(|node| node.name_any());
     let unknown: Vec<_> = unknown.collect();
     if !unknown.is_empty() {
-        let found =
-            format!("a version that is not understood: {}", named(unknown.iter().map(String::as_str)));
+        let found = format!("unknown version format: {}", named(unknown.iter().map(String::as_str)));
         findings.push(Finding::warn("kernel", found, "podmirror needs Linux 5.10 or newer"));
     }
     if findings.is_empty()
@@ -302,20 +300,18 @@ fn kernels(nodes: &[Node]) -> Vec<Finding> {
 }
 
 fn networks(daemon_sets: &Read<Vec<DaemonSet>>) -> Vec<Finding> {
-    let todo = "mirror a pod, and see with `kubectl mirror coverage` whether all its packets are seen";
+    let todo = "mirror a pod, and check with `kubectl mirror coverage` whether all its packets are seen";
     let networks = match daemon_sets {
         Ok(daemon_sets) => network::of(daemon_sets),
         Err(unread) => return vec![Finding::unread("network", "DaemonSets of all namespaces", unread)],
     };
     if networks.is_empty() {
-        let found = "no DaemonSet tells which CNI this cluster has; podmirror needs pods with veth pairs, macvlan or the like";
+        let found = "no DaemonSet of a known CNI found; podmirror needs pods with veth pairs, macvlan or similar devices";
         return vec![Finding::warn("network", found.to_owned(), todo)];
     }
     let finding = |network: &network::Network| match network.covered {
         Some(covered) => Finding::ok("network", format!("{}: {covered}", network.name)),
-        None => {
-            Finding::warn("network", format!("{}: podmirror was never tested with it", network.name), todo)
-        }
+        None => Finding::warn("network", format!("{}: not tested with podmirror", network.name), todo),
     };
     networks.into_iter().map(finding).collect()
 }
@@ -343,11 +339,11 @@ fn resources(facts: &Facts) -> Vec<Finding> {
     }
     let named = |names: &[String]| named(names.iter().map(String::as_str));
     if there.is_empty() && !is_installed(facts) {
-        return vec![Finding::ok("resources", "no CRDs yet: the chart installs them".to_owned())];
+        return vec![Finding::ok("resources", "not installed yet: the chart installs the CRDs".to_owned())];
     }
     let mut findings = Vec::new();
     if !missing.is_empty() {
-        let todo = "install them with the chart (crds.install), or as docs/resources.md says; annotations work without them";
+        let todo = "install them with the chart (crds.install), or as described in docs/resources.md; annotations work without them";
         findings.push(Finding::warn(
             "resources",
             format!("these CRDs are missing: {}", named(&missing)),
@@ -355,11 +351,8 @@ fn resources(facts: &Facts) -> Vec<Finding> {
         ));
     }
     if !other.is_empty() {
-        let found = format!(
-            "these CRDs are of another version than this plugin ({}): {}",
-            facts.plugin,
-            named(&other)
-        );
+        let found =
+            format!("these CRDs have another version than this plugin ({}): {}", facts.plugin, named(&other));
         let todo =
             "upgrade the CRDs, then the agents, and use the plugin of the same version: docs/resources.md";
         findings.push(Finding::warn("resources", found, todo));

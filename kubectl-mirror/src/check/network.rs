@@ -15,22 +15,22 @@ pub(super) struct Network {
     pub(super) covered: Option<&'static str>,
 }
 
-const VETH: &str = "what pods send and receive is seen (by design, not tested)";
+const VETH: &str = "packets from and to pods are seen (by design, not tested)";
 
 const NETWORKS: [Network; 14] = [
     Network {
         name: "Cilium",
         word: "cilium",
         covered: Some(
-            "what pods send and receive is seen; with eBPF host routing, what they receive is seen inside the pod",
+            "packets from and to pods are seen; with eBPF host routing, packets to pods are tapped inside the pod",
         ),
     },
     Network {
         name: "Calico",
         word: "calico",
         covered: Some(
-            "what pods send and receive is seen (by design, not tested); with the eBPF dataplane, what they receive is seen \
-             inside the pod",
+            "packets from and to pods are seen (by design, not tested); with the eBPF dataplane, packets to pods are \
+             tapped inside the pod",
         ),
     },
     Network { name: "Canal", word: "canal", covered: Some(VETH) },

@@ -157,9 +157,7 @@ fn about_summary(node: &str, of: &MirrorSummary, pod: &Pod, text: &mut String) {
         Some(more @ 1..) => line(
             text,
             1,
-            &format!(
-                "Node {node} has no reason against this pod among those that it names; it leaves out {more}."
-            ),
+            &format!("Node {node} lists no reason for this pod; {more} reasons are not listed."),
         ),
         _ => line(text, 1, &format!("Node {node} has no reason against this pod.")),
     }

@@ -127,7 +127,7 @@ impl Link {
                 Err(Failure::Passing(why)) => why,
                 Err(Failure::Final(why)) => return Err(why),
             };
-            let why = format!("node {node}: {}; it is tried again", mirror_client::in_words(why.as_ref()));
+            let why = format!("node {node}: {}; retrying", mirror_client::in_words(why.as_ref()));
             if told.as_ref() != Some(&why) {
                 tell(&why);
                 told = Some(why);

@@ -52,7 +52,7 @@ impl Seen {
             format!("pod {} is on node {}{why}", pod.name, pod.node)
         });
         let gone = before.pods.iter().filter(|(uid, _)| !self.pods.contains_key(*uid));
-        come.chain(gone.map(|(_, pod)| format!("pod {} has gone", pod.name))).collect()
+        come.chain(gone.map(|(_, pod)| format!("pod {} is gone", pod.name))).collect()
     }
 
     fn add(&mut self, pod: Pod, only: Option<&String>) {
@@ -115,10 +115,8 @@ impl Pods {
                     return Err(error).context("cannot list the pods");
                 }
                 Some(Err(error)) => {
-                    let error = format!(
-                        "cannot follow the pods: {}; it is tried again",
-                        mirror_client::in_words(&error)
-                    );
+                    let error =
+                        format!("cannot follow the pods: {}; retrying", mirror_client::in_words(&error));
                     if self.told.as_ref() != Some(&error) {
                         tell(&error);
                         self.told = Some(error);
@@ -171,7 +169,7 @@ mod tests {
         let before = seen(&[pod("1", "web", Some("a"), "Running"), pod("2", "db", None, "Pending")]);
         assert_eq!(before.nodes(), ["a".to_owned()].into());
         let after = seen(&[pod("3", "web", Some("b"), "Pending")]);
-        assert_eq!(after.news_since(&before), ["pod web is on node b", "pod web has gone"]);
+        assert_eq!(after.news_since(&before), ["pod web is on node b", "pod web is gone"]);
         assert_eq!(after.news_since(&after), Vec::<String>::new());
     }
 

@@ -30,26 +30,26 @@ pub struct SubjectArgs {
     /// Interfaces of the node.
     #[arg(value_name = "IFACE", value_parser = device_name, required_unless_present_any = ["pods", "target", "mirror"])]
     pub interfaces: Vec<String>,
-    /// A pod of this node, by namespace and name, with all its NICs. Can be repeated. Needs the agent that runs on the
-    /// node.
+    /// Pod of this node, by namespace and name, with all its NICs. Can be repeated. Needs a running agent on the node.
     #[arg(long = "pod", value_name = "NAMESPACE/NAME", value_parser = pod)]
     pub pods: Vec<(String, String)>,
-    /// A target of the agent that is a stream (--target NAME=stream of `mirror-agent run` and `attach`): what the mirrors
-    /// copy there. They have their own directions and settings, so --direction, --filter, --sample and --snaplen cannot
-    /// be used with it.
+    /// Target of the agent that is a stream (--target NAME=stream of `mirror-agent run` and `attach`), whose copies are
+    /// read. Its mirrors have their own directions and settings, so --direction, --filter, --sample and --snaplen
+    /// cannot be used with it.
     #[arg(long, value_name = "NAME", value_parser = target_name, conflicts_with_all = ["interfaces", "pods"])]
     pub target: Option<TargetName>,
-    /// A Mirror with a stream, by namespace and name: the packets of its pods on this node, also of pods that come later.
-    /// The Mirror has its own direction and settings, as with --target. This command needs no key, because it needs root.
+    /// Mirror with a stream, by namespace and name: reads the packets of its pods on this node, including pods that
+    /// start later. The Mirror has its own direction and settings, as with --target. No key is needed, because this
+    /// command needs root.
     #[arg(long, value_name = "NAMESPACE/NAME", value_parser = pod, conflicts_with_all = ["interfaces", "pods", "target"])]
     pub mirror: Option<(String, String)>,
-    /// Which packets, seen from the pod, or from an interface that belongs to no pod [default: both].
+    /// Direction of the packets, as seen from the pod, or from an interface without a pod [default: both].
     #[arg(long, value_parser = directions())]
     pub direction: Option<Directions>,
-    /// Only packets that match this filter, in tcpdump's language (pcap-filter(7)).
+    /// Filter of the packets, in tcpdump's syntax (pcap-filter(7)).
     #[arg(long, value_name = "EXPR", value_parser = value_of("filter"))]
     pub filter: Option<String>,
-    /// Only a share of the flows, as in 1/100 or 10%.
+    /// Share of the flows, for example 1/100 or 10%.
     #[arg(long, value_name = "SHARE", value_parser = value_of("sample"))]
     pub sample: Option<String>,
     /// Bytes of each packet [default: all].
@@ -61,13 +61,13 @@ pub struct SubjectArgs {
         default_value_t = false, default_missing_value = "true"
     )]
     pub super_frames: bool,
-    /// End after so many packets, as they are in the file.
+    /// End after this many packets, counted as they are in the file.
     #[arg(long, short = 'c', value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub packets: Option<u64>,
-    /// End after this time, as in 60s.
+    /// End after this time, for example 60s.
     #[arg(long = "for", value_name = "TIME", value_parser = parse_duration)]
     pub time: Option<Duration>,
-    /// Room for packets on their way from the kernel to this command, as in 16MiB; rounded up to a power of two.
+    /// Size of the buffer between the kernel and this command, for example 16MiB; rounded up to a power of two.
     #[arg(long, value_name = "SIZE", value_parser = ring, default_value_t = RING)]
     pub buffer: u32,
     #[command(flatten)]
@@ -131,16 +131,16 @@ pub struct CaptureArgs {
 #[derive(Debug, Clone, Args)]
 #[command(group = ArgGroup::new("keep").required(true).args(["ring", "first", "rotate"]))]
 pub struct Keep {
-    /// Keep the newest packets in memory: so many bytes, as in 64MB, or those of the last time, as in 30s.
+    /// Keep the newest packets in memory: up to a size, for example 64MB, or for a duration, for example 30s.
     #[arg(long, value_name = "SIZE|TIME", value_parser = bound)]
     pub ring: Option<Bound>,
-    /// Keep the first packets in memory, and end when they are so many bytes.
+    /// Keep the first packets in memory, and end when they reach this size.
     #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
     pub first: Option<u64>,
-    /// Write files of so many bytes, as in 100MB, one after another.
+    /// Write files of this size, for example 100MB, one after another.
     #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
     pub rotate: Option<u64>,
-    /// How many files of a rotation are kept.
+    /// Number of files of a rotation to keep.
     #[arg(long, value_name = "N", default_value_t = 10, requires = "rotate", value_parser = clap::value_parser!(u32).range(1..))]
     pub files: u32,
 }

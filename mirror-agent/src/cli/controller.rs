@@ -9,26 +9,27 @@ use super::{DEFAULT_LISTEN, Listen, listen};
 /// `mirror-agent controller`.
 #[derive(Debug, Args)]
 pub struct ControllerArgs {
-    /// The namespace of the Lease. The API is found by KUBECONFIG, ~/.kube/config, or the service account of the
-    /// controller's own pod.
+    /// Namespace of the Lease. The API is located through KUBECONFIG, ~/.kube/config, or the service account
+    /// of the controller's own pod.
     #[arg(long, env = "POD_NAMESPACE", value_name = "NAME", value_parser = NonEmptyStringValueParser::new())]
     pub namespace: String,
-    /// The name of this controller, which no other one has.
+    /// Name of this controller, unique among the controllers.
     #[arg(long, env = "POD_NAME", value_name = "NAME", value_parser = NonEmptyStringValueParser::new())]
     pub pod_name: String,
-    /// The name of the Lease: of the controllers that name the same one, one works, and the others wait.
+    /// Name of the Lease. Of the controllers that use the same Lease, one is active, and the others wait.
     #[arg(
         long, env = "MIRROR_LEASE", value_name = "NAME", default_value = "podmirror-controller",
         value_parser = NonEmptyStringValueParser::new()
     )]
     pub lease: String,
-    /// How long a controller that has vanished keeps the Lease: in seconds, 3 to 600.
+    /// Seconds for which a controller that no longer renews the Lease keeps it, from 3 to 600.
     #[arg(
         long, env = "MIRROR_LEASE_SECONDS", value_name = "N", default_value = "30",
         value_parser = clap::value_parser!(u16).range(3..=600)
     )]
     pub lease_seconds: u16,
-    /// Where /healthz, /readyz and /metrics are served, as in 127.0.0.1:10706 or [::]:10706; empty: nowhere.
+    /// Address for /healthz, /readyz and /metrics, for example 127.0.0.1:10706 or [::]:10706. An empty value
+    /// disables it.
     #[arg(
         long, env = "MIRROR_LISTEN", value_name = "ADDR", default_value = DEFAULT_LISTEN, value_parser = listen
     )]

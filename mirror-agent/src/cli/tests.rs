@@ -32,9 +32,9 @@ fn a_wrong_target_is_refused_with_what_to_do() {
     for (flags, told) in [
         (&["--target", "default=stream"][..], "--mirror-target for the mirrors that name no target"),
         (&["--target", "default=mirror0"], "is the device of --mirror-iface"),
-        (&["--target", "a=ids0", "--target", "b=ids0"], "ids0 is the destination of target a already"),
-        (&["--target", "a=stream", "--target", "a=ids0"], "the destination of target a is stream already"),
-        (&["--mirror-target", "live"], "--target live=DESTINATION makes one"),
+        (&["--target", "a=ids0", "--target", "b=ids0"], "ids0 is already the destination of target a"),
+        (&["--target", "a=stream", "--target", "a=ids0"], "the destination of target a is already stream"),
+        (&["--mirror-target", "live"], "define it with --target live=DESTINATION"),
         (&["--mirror-target", "Live"], "Live"),
     ] {
         let error = targets(flags).unwrap_err();

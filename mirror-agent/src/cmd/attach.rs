@@ -28,8 +28,8 @@ pub async fn attach(args: AttachArgs) -> anyhow::Result<()> {
     let lock = pins.claim()?;
     if let Some(other) = pins.other_versions()?.first() {
         bail!(
-            "an agent of another version has left its mirror on this node ({}); `mirror-agent cleanup` ends that, if \
-             nothing is to run here any more",
+            "an agent of another version left its mirror on this node ({}); if no agent runs here any more, remove it \
+             with `mirror-agent cleanup`",
             other.maps().display()
         );
     }
@@ -39,7 +39,7 @@ pub async fn attach(args: AttachArgs) -> anyhow::Result<()> {
     let installed = dataplane.observe().await?;
     if installed.taps.values().any(|tap| tap.tap.as_ref().is_some_and(|tap| tap.owner.pod.is_some())) {
         bail!(
-            "pods are mirrored on this node; `mirror-agent cleanup` ends that, if nothing is to run here any more"
+            "pods are mirrored on this node; if no agent runs here any more, end that with `mirror-agent cleanup`"
         );
     }
     let mirrors = mirrors(&mirror);

@@ -35,6 +35,6 @@ pub(super) async fn controller(args: ControllerArgs) -> anyhow::Result<()> {
         holder: args.pod_name,
     };
     controller::run(client, identity, health, metrics, stop).await;
-    info!("controller stopped; the statuses stay as they are");
+    info!("controller stopped; statuses are no longer updated");
     Ok(())
 }

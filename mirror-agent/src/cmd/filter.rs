@@ -58,7 +58,7 @@ pub fn matches(file: impl Read + Send, filter: &Program, mut visit: impl FnMut(u
     capture::each(file, |Packet { bytes, length, link_type }| {
         number += 1;
         if link_type != ETHERNET {
-            bail!("packet {number} is no Ethernet frame (link type {link_type})");
+            bail!("packet {number} is not an Ethernet frame (link type {link_type})");
         }
         if filter.matches(bytes, length) {
             visit(number);

@@ -18,33 +18,32 @@ const HEAD: &str = "\
 
 <!-- Generated from the code by `cargo xtask gen`: do not edit. -->
 
-`mirror-agent COMMAND --help` prints the flags too. Each flag can also be given as the environment variable that is named
-beside it; the flag on the command line wins.
+`mirror-agent COMMAND --help` prints the flags too. Each flag can also be set by the environment variable in the same
+row; the command line takes precedence.
 ";
 
 const ANNOTATIONS: &str = "
 ## Annotations
 
-Annotations stand on pods, and on namespaces for all pods in them. The pod's own annotation wins over that of its
-namespace, key by key, and both win over the flags of `mirror-agent run`. `--exclude-namespaces` and `--allow-namespaces`
-stand above all annotations.
+Annotations apply to a pod, or to all pods of a namespace. For each key, the pod's annotation overrides that of its
+namespace, and both override the flags of `mirror-agent run`. `--exclude-namespaces` and `--allow-namespaces` take
+precedence over all annotations.
 
-A pod can have up to 8 mirrors. The keys of the table are those of the mirror `default`. A further mirror has a name, a
-DNS label, behind a dot in each of its keys: `podmirror.io/mirror.ids: \"true\"`, `podmirror.io/filter.ids: tcp`. `mirror`,
-`target` and all settings can have one.
+A pod can have up to 8 mirrors. The keys of the table are those of the mirror `default`. For each further mirror, append
+a dot and its name, a DNS label, to each key: `podmirror.io/mirror.ids: \"true\"`, `podmirror.io/filter.ids: tcp`. `mirror`,
+`target` and all settings accept a name.
 
-A value of `podmirror.io/mirror` or of Kube-OVN's annotation that cannot be read is ignored, and so is a key that is not
-known. A value of `target` or of a setting that cannot be read keeps that mirror from being made. An Event says so in
-all cases.
+An invalid value of `podmirror.io/mirror` or of Kube-OVN's annotation is ignored, and so is an unknown key. With an
+invalid value of `target` or of a setting, the mirror is not created. An Event reports each of these.
 
-| annotation | stands on | what it does | example |
+| annotation | on | description | example |
 | --- | --- | --- | --- |
 ";
 
 /// An annotation that is not a setting of a mirror.
 struct Annotation {
     key: &'static str,
-    stands_on: &'static str,
+    objects: &'static str,
     help: &'static str,
     example: &'static str,
 }
@@ -52,49 +51,48 @@ struct Annotation {
 const OTHERS: [Annotation; 7] = [
     Annotation {
         key: MIRROR,
-        stands_on: "pod, namespace",
-        help: "Mirror the pod: `true` or `both` for both directions, `ingress` for what reaches it, `egress` for what \
-               leaves it, `false` for nothing",
+        objects: "pod, namespace",
+        help: "Mirror the pod: `true` or `both` for both directions, `ingress` for packets to it, `egress` for packets \
+               from it, `false` for none",
         example: "true",
     },
     Annotation {
         key: POD_SIDE_TAPS,
-        stands_on: "pod, namespace",
-        help: "`off` keeps the agent's programs and device out of the pod: NICs without an end on the node are not \
-               mirrored. It holds for all mirrors of the pod but enforced ones",
+        objects: "pod, namespace",
+        help: "`off` keeps the agent's programs and device out of the pod: NICs without a peer on the node are not \
+               mirrored. Applies to all mirrors of the pod except enforced ones",
         example: "off",
     },
     Annotation {
         key: OVN_MIRROR,
-        stands_on: "pod",
+        objects: "pod",
         help: "The annotation of Kube-OVN: `true` or `false`; used if the pod has no annotation \
                `podmirror.io/mirror`",
         example: "true",
     },
     Annotation {
         key: "NAME.NAMESPACE.ovn.kubernetes.io/mirror",
-        stands_on: "pod",
+        objects: "pod",
         help: "The annotation of Kube-OVN for the attachment of this NetworkAttachmentDefinition: `true` or `false` for \
                its NICs; used if the pod has no annotation `podmirror.io/mirror`",
         example: "true",
     },
     Annotation {
         key: TARGET,
-        stands_on: "pod, namespace",
-        help: "Name of the target that gets the copies, one of `--target`; without it, that of `--mirror-target`",
+        objects: "pod, namespace",
+        help: "Name of the target of the copies, one of `--target`; defaults to that of `--mirror-target`",
         example: "ids",
     },
     Annotation {
         key: NICS,
-        stands_on: "pod, namespace",
-        help: "Names of the pod's NICs that are mirrored; without it, all of them",
+        objects: "pod, namespace",
+        help: "Names of the pod's NICs to mirror; defaults to all of them",
         example: "eth0,net1",
     },
     Annotation {
         key: NETNS_ANNOTATION,
-        stands_on: "pod",
-        help: "Path of the pod's network namespace on the node; without it, the agent finds the namespace by the pod's \
-               processes",
+        objects: "pod",
+        help: "Path of the pod's network namespace on the node; by default, the agent finds it through the pod's processes",
         example: "/run/netns/web",
     },
 ];
@@ -106,8 +104,8 @@ pub(super) fn reference() -> String {
     section(&mut text, &command, "Flags of every command", "");
     commands(&mut text, &command, command.get_name());
     text.push_str(ANNOTATIONS);
-    for Annotation { key, stands_on, help, example } in OTHERS {
-        row(&mut text, &[&format!("`{key}`"), stands_on, help, &format!("`{example}`")]);
+    for Annotation { key, objects, help, example } in OTHERS {
+        row(&mut text, &[&format!("`{key}`"), objects, help, &format!("`{example}`")]);
     }
     for setting in &SETTINGS {
         let key = format!("`{PREFIX}{}`", setting.key);
@@ -135,7 +133,7 @@ fn section(text: &mut String, command: &Command, title: &str, about: &str) {
     if !about.is_empty() {
         let _ = writeln!(text, "{about}.\n");
     }
-    row(text, &["flag", "environment", "default", "what it does"]);
+    row(text, &["flag", "environment", "default", "description"]);
     row(text, &["---"; 4]);
     for arg in command.get_arguments().filter(|arg| !arg.is_hide_set()) {
         let env = arg.get_env().map(|name| format!("`{}`", name.to_string_lossy())).unwrap_or_default();

@@ -73,7 +73,7 @@ fn end_if_hung(reports: Reports) -> io::Result<()> {
     // A thread, because a task would hang with the loop.
     thread::Builder::new().name("health".to_owned()).spawn(move || {
         let reason = health::until_hung(&reports, TICK);
-        error!(reason, "the agent hangs, and ends");
+        error!(reason, "the agent hangs and exits");
         process::exit(1);
     })?;
     Ok(())

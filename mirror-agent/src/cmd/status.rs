@@ -49,13 +49,13 @@ async fn of_node(state: &StateArgs) -> anyhow::Result<NodeStatus> {
     if !pins.exist() {
         if let Some(other) = pins.other_versions()?.last() {
             bail!(
-                "the mirror on this node is that of another version of the agent: its maps are in {}; ask that agent, \
-                 or start this one, which replaces that mirror",
+                "another version of the agent mirrors on this node: its maps are in {}; use the `status` of that version, \
+                 or start this version, which replaces the mirror",
                 other.maps().display()
             );
         }
         bail!(
-            "nothing is mirrored: no maps in {}; start one with `mirror-agent run`, or tell where with --bpffs",
+            "no podmirror state in {}: start the agent with `mirror-agent run`, or set --bpffs",
             pins.maps().display()
         );
     }

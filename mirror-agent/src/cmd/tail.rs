@@ -96,14 +96,12 @@ async fn run(subject: SubjectArgs, destination: Destination, kept: Kept) -> anyh
         (Some(agent), _) => read(agent, &subject, plan, stop).await,
         (None, Some(target)) => {
             bail!(
-                "no agent runs on this node, and only an agent gives the copies for target {target} to a program; start \
-                 one with `mirror-agent run --target {target}=stream`"
+                "no agent is running on this node, and the copies for target {target} need one; start \
+                 it with `mirror-agent run --target {target}=stream`"
             )
         }
         (None, None) if !subject.pods.is_empty() || subject.mirror.is_some() => {
-            bail!(
-                "no agent runs on this node, and only an agent knows which device is a pod's; name interfaces instead"
-            )
+            bail!("no agent is running on this node, so pods cannot be found; name interfaces instead")
         }
         (None, None) => with_own_loop(&subject, plan, stop).await,
     }
@@ -123,8 +121,8 @@ async fn with_own_loop(
     let installed = dataplane.observe().await?;
     if installed != Actual::empty(installed.capacity) || !pins.other_versions()?.is_empty() {
         bail!(
-            "no agent runs on this node, but one has left its mirror here; start it again, or end that mirror with \
-             `mirror-agent cleanup`"
+            "no agent is running on this node, but an earlier one left its mirror; start it again, or remove the mirror \
+             with `mirror-agent cleanup`"
         );
     }
     let policy = Policy { targets: BTreeMap::new(), ..Policy::default() };
@@ -136,7 +134,7 @@ async fn with_own_loop(
     let trouble = watch::Sender::new(None);
     notes::serve(socket, reconciler.reports(), trouble.subscribe())?;
     control::serve(control, readers, reconciler.reports())?;
-    let agent = Pins::connect_control()?.context("cannot reach the control socket that was made just now")?;
+    let agent = Pins::connect_control()?.context("cannot reach the control socket that was just created")?;
     let outcome = tokio::select! {
         outcome = reconciler.run(pending()) => outcome,
         outcome = read(agent, subject, plan, stop) => outcome,
@@ -168,7 +166,7 @@ async fn read(
         () = &mut stop => Ok(Ended::Asked),
         () = async { sleep_until(end.unwrap_or_else(Instant::now)).await }, if end.is_some() => Ok(Ended::Asked),
         // The agent sends nothing after its answer, so this is the end of the connection.
-        _ = agent.read_u8() => Err(anyhow!("the agent has ended, and with it the capture")),
+        _ = agent.read_u8() => Err(anyhow!("the agent has ended, and the capture with it")),
     };
     let outcome = match outcome {
         Ok(Ended::Asked) if subject.target.is_some() => reading.let_go(&mut agent).await,
@@ -207,13 +205,10 @@ async fn join(agent: StdStream, subject: &SubjectArgs) -> anyhow::Result<Joined>
     match (sessions.are_there()?, &subject.target, &subject.mirror) {
         (true, ..) => {}
         (false, Some(target), _) => {
-            warn!(%target, "no pod or interface of this node is mirrored to this target; packets come when one is");
+            warn!(%target, "no pod or interface of this node is mirrored to this target yet; waiting");
         }
         (false, None, Some((namespace, name))) => {
-            warn!(
-                mirror = format!("{namespace}/{name}"),
-                "no pod of this node is mirrored now; packets come when one is"
-            );
+            warn!(mirror = format!("{namespace}/{name}"), "no pod of this node is mirrored yet; waiting");
         }
         (false, None, None) if answer.problems.is_empty() => {
             bail!("the agent has not attached the capture; `mirror-agent status` shows its failures")

@@ -105,7 +105,7 @@ async fn one_program_reads_after_the_other() {
     settle().await;
     assert!(agent.control.watch().borrow().rings().is_empty(), "the round is missing");
     agent.round();
-    assert!(first.read_u8().await.is_err(), "no more packets come");
+    assert!(first.read_u8().await.is_err(), "no more packets from here");
     settle().await;
     assert!(agent.control.watch().borrow().rings().is_empty(), "the first program is still connected");
     drop(first);
@@ -143,8 +143,7 @@ async fn a_ring_that_cannot_be_written_is_told() {
     });
     agent.round();
     let (_, _, answer) = asking.await.unwrap().unwrap();
-    let told =
-        "nothing is copied for this command yet: cannot write a ring: no memory; the agent goes on trying";
+    let told = "nothing is copied for this command yet: cannot write a ring: no memory; the agent retries";
     assert_eq!(answer.problems, [told]);
 }
 
@@ -194,6 +193,6 @@ async fn an_agent_that_is_slow_says_so_before_the_program_gives_up() {
     tokio::time::sleep(ROUND - Duration::from_secs(1)).await;
     agent.round();
     let (_, _, answer) = asking.await.unwrap().unwrap();
-    assert_eq!(answer.problems, ["the agent has not done what was asked yet; it goes on trying"]);
+    assert_eq!(answer.problems, ["the agent has not completed the request yet; it retries"]);
     assert!((ROUND..ANSWER).contains(&began.elapsed()), "{:?}", began.elapsed());
 }

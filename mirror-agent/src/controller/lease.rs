@@ -66,7 +66,7 @@ impl Lease {
                 Ok(false) => told = None,
                 Err(error) => {
                     if told.as_ref() != Some(&error) {
-                        warn!(lease = self.name, error, "cannot get the Lease; it is tried again");
+                        warn!(lease = self.name, error, "cannot acquire the Lease; the controller retries");
                         told = Some(error);
                     }
                 }
@@ -96,7 +96,7 @@ impl Lease {
     pub(super) async fn release(&mut self) {
         let released = timeout(self.pace(), self.write_with(None)).await;
         if !matches!(released, Ok(Ok(true))) {
-            debug!(lease = self.name, "the Lease was not given back");
+            debug!(lease = self.name, "the Lease was not released");
         }
     }
 

@@ -57,7 +57,7 @@ fn said_of<'s>(before: Option<&MirrorStatus>, status: &'s MirrorStatus) -> Vec<S
         ));
     }
     if turned(ENDED, "True").is_some() {
-        said.push((false, "Ended", "limits have ended it on all its NICs"));
+        said.push((false, "Ended", "a limit has been reached on every NIC"));
     }
     said
 }

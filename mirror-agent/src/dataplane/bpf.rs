@@ -104,7 +104,7 @@ impl Bpf {
         let current = self.programs.id(Program::Deliver)?;
         let attached = self.hooks.attached(device, Program::Deliver).await?;
         match attached.hidden(self.method, current) {
-            Some(hidden) => bail!("copies cannot be cut or addressed at the device {device}: {hidden}"),
+            Some(hidden) => bail!("copies cannot be truncated or addressed at the device {device}: {hidden}"),
             None => Ok(()),
         }
     }

@@ -141,7 +141,7 @@ impl FilterMap {
     pub fn new(map: Map) -> anyhow::Result<Self> {
         match map {
             Map::ProgramArray(data) => Ok(Self(data)),
-            _ => bail!("the map of filters is no array of programs"),
+            _ => bail!("the map of filters is not an array of programs"),
         }
     }
 

@@ -123,7 +123,7 @@ impl Pins {
     pub fn lock(&self) -> anyhow::Result<PinsLock> {
         let places = Places::make(Path::new(DIRECTORY))?;
         let Some(netns) = lock_file(&places.lock)? else {
-            bail!("another mirror-agent is at work on this node; stop it first");
+            bail!("another mirror-agent is running on this node; stop it first");
         };
         self.evict_strangers()?;
         let directory = match File::open(self.root()) {
@@ -134,7 +134,7 @@ impl Pins {
         {
             Ok(pins) => pins,
             Err((_, Errno::EWOULDBLOCK)) => bail!(
-                "another mirror-agent is at work in {}; stop it first, or choose another --bpffs",
+                "another mirror-agent is running in {}; stop it first, or choose another --bpffs",
                 self.root().display()
             ),
             Err((_, errno)) => {
@@ -196,7 +196,7 @@ impl Pins {
                 }
             }
         }
-        bail!("somebody else makes {} again and again", self.root().display())
+        bail!("another process keeps creating {}", self.root().display())
     }
 
     /// Whether the directory of the pins exists and is writable by root only.
@@ -216,8 +216,8 @@ impl Pins {
                 warn!(
                     path = %root.display(),
                     uid = metadata.uid(),
-                    "removing a file or directory that does not belong to root alone and is in the place of the agent's \
-                     pins"
+                    "removing a file or directory at the path of the agent's pins, because others than root can change \
+                     it"
                 );
                 if metadata.is_dir() { fs::remove_dir_all(root) } else { fs::remove_file(root) }
             }
@@ -225,7 +225,9 @@ impl Pins {
         };
         match evicted {
             Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
-            evicted => evicted.with_context(|| format!("{} is not root's alone", root.display())),
+            evicted => {
+                evicted.with_context(|| format!("{} can be changed by others than root", root.display()))
+            }
         }
     }
 }
@@ -261,8 +263,8 @@ impl Places {
         }
         // The kubelet creates the directory with read permission for all users.
         let closed = fs::set_permissions(directory, Permissions::from_mode(0o700));
-        closed.with_context(|| format!("cannot close {} to others", directory.display()))?;
-        Self::of(directory).context("cannot tell in which network namespace this is")
+        closed.with_context(|| format!("cannot restrict {} to root", directory.display()))?;
+        Self::of(directory).context("cannot determine the network namespace")
     }
 
     /// The path of the socket of a target's recorder. No name of a target has a dot.
@@ -292,7 +294,7 @@ fn reach(place: impl FnOnce(Places) -> PathBuf, whom: &str) -> anyhow::Result<Op
 fn check_root_owns(directory: &Path) -> anyhow::Result<()> {
     let parent = directory.parent().unwrap_or(directory);
     for (path, metadata) in [(parent, fs::metadata(parent)), (directory, fs::symlink_metadata(directory))] {
-        let metadata = metadata.with_context(|| format!("cannot look at {}", path.display()))?;
+        let metadata = metadata.with_context(|| format!("cannot read {}", path.display()))?;
         if !is_roots_directory(&metadata) {
             bail!(
                 "{0} holds the agent's lock and must be a directory that only root can write to: chown root {0}; \
@@ -327,7 +329,7 @@ fn lock_file(path: &Path) -> anyhow::Result<Option<Flock<File>>> {
             return Ok(Some(file));
         }
     }
-    bail!("{} is replaced again and again", path.display())
+    bail!("another process keeps replacing {}", path.display())
 }
 
 /// Listens at `path`. The caller holds the lock, so an existing socket was left by an agent that has ended.

@@ -280,7 +280,7 @@ impl Maps {
     /// Returns the place of the meters of a tap's pod. New meters are full.
     fn pod_meter(&mut self, device: Device, owner: &Owner) -> anyhow::Result<u32> {
         let place = self.ledger.pod_meter(device, owner);
-        let place = place.ok_or_else(|| anyhow!("this node has {MAX_TAPS} pods, and no more fit"))?;
+        let place = place.ok_or_else(|| anyhow!("the limit of {MAX_TAPS} pods per node is reached"))?;
         if !self.ledger.has_pod_meter(place) {
             self.meters.clear_pod(place)?;
         }
@@ -291,8 +291,7 @@ impl Maps {
     fn namespace_meter(&mut self, owner: &Owner) -> anyhow::Result<Option<u32>> {
         let Some(pod) = &owner.pod else { return Ok(None) };
         let place = self.ledger.namespace_meter(&pod.namespace);
-        let place =
-            place.ok_or_else(|| anyhow!("this node has pods of {MAX_TAPS} namespaces, and no more fit"))?;
+        let place = place.ok_or_else(|| anyhow!("the limit of {MAX_TAPS} namespaces per node is reached"))?;
         if !self.ledger.has_namespace_meter(place) {
             self.meters.clear_namespace(place)?;
         }
@@ -307,11 +306,11 @@ impl Maps {
         session: &Session,
     ) -> anyhow::Result<()> {
         if self.entry_of(device)?.sessions.contains_key(mirror) {
-            bail!("device {device} has a mirror {mirror} already");
+            bail!("device {device} already has a mirror {mirror}");
         }
         let most = self.counters.len();
         let id = self.ledger.free_id(most);
-        let id = id.ok_or_else(|| anyhow!("this node has {most} sessions, and no more fit"))?;
+        let id = id.ok_or_else(|| anyhow!("the limit of {most} sessions per node is reached"))?;
         let cpus = self.counters.get(&id, 0).context("cannot read the counters")?.len();
         let zeros = PerCpuValues::try_from(vec![[0; size_of::<SessionCounters>()]; cpus])?;
         self.counters.set(id, zeros, 0).context("cannot clear the counters")?;

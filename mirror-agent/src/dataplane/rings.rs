@@ -44,15 +44,15 @@ impl Rings {
     pub fn make(&self, bytes: u32) -> anyhow::Result<(RingId, OwnedFd)> {
         if !self.have_room(bytes) {
             bail!(
-                "the rings of all `tail` and `capture` on this node have {} MiB together, and {} MiB are in use",
+                "the buffers of all `tail` and `capture` on this node are limited to {} MiB, and {} MiB are in use",
                 MAX_RINGS >> 20,
                 self.taken() >> 20
             );
         }
         let ring = RingBuf::create(bytes, 0)
-            .with_context(|| format!("cannot make a ring buffer of {bytes} bytes"))?;
-        let fd = ring.as_fd().try_clone_to_owned().context("cannot hand on the ring buffer")?;
-        let data = MapData::from_fd(fd.try_clone().context("cannot hand on the ring buffer")?)?;
+            .with_context(|| format!("cannot create a ring buffer of {bytes} bytes"))?;
+        let fd = ring.as_fd().try_clone_to_owned().context("cannot pass on the ring buffer")?;
+        let data = MapData::from_fd(fd.try_clone().context("cannot pass on the ring buffer")?)?;
         let id = RingId(data.info().context("the id of the ring buffer")?.id());
         self.all().insert(id, (ring, bytes));
         Ok((id, fd))
@@ -105,19 +105,20 @@ impl Streams {
     /// Sets the ring of the target at `place`.
     pub(super) fn set_ring(&mut self, place: u32, id: RingId, rings: &Rings) -> anyhow::Result<()> {
         let rings = rings.all();
-        let (ring, _) = rings.get(&id).ok_or_else(|| anyhow!("the program that reads a stream has gone"))?;
+        let (ring, _) =
+            rings.get(&id).ok_or_else(|| anyhow!("the program that reads a stream has exited"))?;
         self.rings.set(place, ring, 0).context("cannot write a ring")
     }
 
     /// Replaces the ring of the target at `place` by `empty` (see [`empty_ring`]), so that its memory becomes free.
     pub(super) fn drop_ring(&mut self, place: u32, empty: &RingBuf<MapData>) -> anyhow::Result<()> {
-        self.rings.set(place, empty, 0).context("cannot take a ring away")
+        self.rings.set(place, empty, 0).context("cannot detach a ring")
     }
 }
 
 /// Creates the smallest ring, a placeholder for a removed one.
 pub(super) fn empty_ring() -> anyhow::Result<RingBuf<MapData>> {
-    RingBuf::create(EMPTY_RING, 0).context("cannot make an empty ring")
+    RingBuf::create(EMPTY_RING, 0).context("cannot create an empty ring")
 }
 
 /// The reader of a ring.

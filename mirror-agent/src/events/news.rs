@@ -187,7 +187,7 @@ fn why(report: &Report, pod: &PodId, mirror: &MirrorId) -> String {
     match (report.skipped.iter().find(is_of), unasked) {
         (Some(skipped), _) => skipped.why.to_string(),
         (None, Some(Unasked::OptedOut(place))) => Why::OptedOut(place).to_string(),
-        (None, _) => "nothing asks for it any more".to_owned(),
+        (None, _) => "no longer requested".to_owned(),
     }
 }
 

@@ -84,7 +84,7 @@ fn a_pod_with_many_devices_is_told_of_some() {
         let report = Report { skipped: (0..1000).map(skip).collect(), ..Report::default() };
         tellable(&report).into_iter().map(|fact| fact.note).collect::<Vec<_>>()
     };
-    let note = "Not mirrored: an interface of kind \"macvlan\" has no veth end on the node to tap";
+    let note = "Not mirrored: an interface of kind \"macvlan\" has no veth peer on the node to tap";
     assert_eq!(notes(|_| Why::NoHostInterface("macvlan".into())), [note]);
     assert_eq!(notes(|_| Why::TappedFor(pod_id("b"))).len(), MOST);
     assert_eq!(notes(|nic| Why::NoHostInterface(format!("kind{nic}"))).len(), MOST);
@@ -332,7 +332,7 @@ async fn the_beginning_and_the_end_of_a_mirror_are_each_posted_once_and_not_agai
         (event["type"].clone(), event["note"].as_str().unwrap().to_owned(), event["series"]["count"].clone())
     });
     let facts: BTreeSet<_> = facts.map(|(kind, note, count)| format!("{kind} {count} {note}")).collect();
-    let ended = "\"Normal\" 2 No longer mirrored by mirror/all: nothing asks for it any more";
+    let ended = "\"Normal\" 2 No longer mirrored by mirror/all: no longer requested";
     let started = "\"Normal\" 2 Mirrored by mirror/all (target default)";
     assert_eq!(facts, [ended, started].map(str::to_owned).into());
 }

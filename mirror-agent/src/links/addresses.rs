@@ -49,8 +49,8 @@ pub(super) async fn remove(handle: &Handle, device: IfIndex) -> anyhow::Result<(
             Ok(_) => warn!(
                 ifindex = device.0,
                 %address,
-                "removed an address that another program had given to a device for copies: the node's own packets would \
-                 look like copies there; keep that program from the device (docs/mirror-interface.md)"
+                "removed an address that another program had added to a device for copies, because packets of the node itself \
+                 would look like copies; exclude the device from that program (docs/mirror-interface.md)"
             ),
             // It was removed together with another one, or with the device.
             Err(error) if error.raw_os_error() == Some(libc::EADDRNOTAVAIL) => {}

@@ -171,13 +171,13 @@ mod tests {
         cache.put(&inside(Some(1)), &before, &none());
         for (what, now, holds) in [
             ("nothing has changed", node(&[(10, 2, Some(1)), (11, 3, Some(1)), (12, 2, Some(2))]), true),
-            ("another pod has gone", node(&[(10, 2, Some(1)), (11, 3, Some(1))]), true),
-            ("a NIC has gone", node(&[(10, 2, Some(1)), (12, 2, Some(2))]), false),
+            ("another pod is gone", node(&[(10, 2, Some(1)), (11, 3, Some(1))]), true),
+            ("a NIC is gone", node(&[(10, 2, Some(1)), (12, 2, Some(2))]), false),
             ("a NIC has come", node(&[(10, 2, Some(1)), (11, 3, Some(1)), (13, 4, Some(1))]), false),
             ("a NIC was replaced", node(&[(10, 2, Some(1)), (13, 3, Some(1))]), false),
             ("a NIC was moved elsewhere", node(&[(10, 2, Some(1)), (11, 3, Some(3))]), false),
             ("a NIC was moved to the node", node(&[(10, 2, Some(1)), (11, 3, None)]), false),
-            ("all have gone", node(&[(12, 2, Some(2))]), false),
+            ("all are gone", node(&[(12, 2, Some(2))]), false),
         ] {
             assert_eq!(cache.get(NETNS, &now, &none()).is_some(), holds, "{what}");
         }
@@ -234,7 +234,7 @@ mod tests {
         cache.put(&PodLinks { links, ..inside(Some(1)) }, &before, &none());
         for (what, now, left) in [
             ("nothing has changed", before.clone(), Some(vec![1, 2, 3, 4])),
-            ("a NIC has gone", node(&[(10, 2, Some(1))]), Some(vec![1, 2, 4])),
+            ("a NIC is gone", node(&[(10, 2, Some(1))]), Some(vec![1, 2, 4])),
             ("a NIC was replaced", node(&[(13, 2, Some(1)), (11, 3, Some(1))]), Some(vec![1, 3, 4])),
             (
                 "a NIC has come",
@@ -242,7 +242,7 @@ mod tests {
                 Some(vec![1, 2, 3, 4]),
             ),
             ("one was moved elsewhere", node(&[(10, 2, Some(3)), (11, 3, Some(1))]), Some(vec![1, 3, 4])),
-            ("all have gone", node(&[(12, 2, Some(2))]), None),
+            ("all are gone", node(&[(12, 2, Some(2))]), None),
         ] {
             let last = cache.last(NETNS, &now);
             let indexes = last.map(|last| last.links.iter().map(|link| link.ifindex.0).collect::<Vec<_>>());

@@ -76,7 +76,7 @@ async fn make(
             // The device is still down, so every copy will leave it in the requested form.
             offloads::switch(name, false)?;
             let ifindex = index_of(name)?;
-            queue::give(handle, ifindex).await.with_context(|| format!("cannot give {name} a queue"))?;
+            queue::give(handle, ifindex).await.with_context(|| format!("cannot add a queue to {name}"))?;
         }
         // The other end first: if the agent is killed in between, the named end has no alias, or is down, so the next
         // agent does not take the pair for complete.
@@ -89,13 +89,19 @@ async fn make(
     };
     if let Err(error) = made.await {
         if let Err(error) = delete(handle, name).await {
-            warn!(mirror_iface = name, %error, "a half-made mirror interface could not be deleted: delete it by hand");
+            warn!(mirror_iface = name, %error, "an incomplete mirror interface could not be deleted: delete it manually");
         }
         return Err(error);
     }
     match peer {
         None => {
-            info!(device = name, kind = "dummy", mtu, offloads = keeps_offloads, "made a device for copies")
+            info!(
+                device = name,
+                kind = "dummy",
+                mtu,
+                offloads = keeps_offloads,
+                "created a device for copies"
+            )
         }
         Some(peer) => {
             let reason = "the kernel has no dummy driver";
@@ -106,7 +112,7 @@ async fn make(
                 mtu,
                 offloads = keeps_offloads,
                 reason,
-                "made a device for copies"
+                "created a device for copies"
             );
         }
     }
@@ -134,7 +140,7 @@ pub(super) async fn tunnel(handle: &Handle, device: TunnelDevice) -> anyhow::Res
                     .into()
             }
         };
-        format!("cannot make the tunnel's device {name}: {hint}")
+        format!("cannot create the tunnel's device {name}: {hint}")
     };
     let mut link = silent(link, TUNNEL_MTU).build();
     link.header.index = new_index()?.0;
@@ -145,7 +151,7 @@ pub(super) async fn tunnel(handle: &Handle, device: TunnelDevice) -> anyhow::Res
         let ifindex = index_of(name)?;
         // All copies of a CPU share one object for the address, so each must be sent before the next copy is made: no
         // queue.
-        queue::none(handle, ifindex).await.with_context(|| format!("cannot take the queue of {name}"))?;
+        queue::none(handle, ifindex).await.with_context(|| format!("cannot remove the queue of {name}"))?;
         drop_received(handle, ifindex.0)
             .await
             .with_context(|| format!("cannot make {name} drop what it receives"))?;
@@ -153,11 +159,11 @@ pub(super) async fn tunnel(handle: &Handle, device: TunnelDevice) -> anyhow::Res
     };
     if let Err(error) = made.await {
         if let Err(error) = delete(handle, name).await {
-            warn!(device = name, %error, "a half-made device could not be deleted: delete it by hand");
+            warn!(device = name, %error, "an incomplete device could not be deleted: delete it manually");
         }
         return Err(error);
     }
-    info!(device = name, "made the tunnel's device");
+    info!(device = name, "created the tunnel's device");
     Ok(())
 }
 
@@ -225,7 +231,7 @@ async fn swallow(handle: &Handle, name: &str) -> anyhow::Result<()> {
 /// Returns the index of a device that was just created.
 fn index_of(name: &str) -> anyhow::Result<IfIndex> {
     let link = one(&Named::Name(name.to_owned()))?;
-    link.map(|link| link.ifindex).with_context(|| format!("{name} has gone"))
+    link.map(|link| link.ifindex).with_context(|| format!("{name} no longer exists"))
 }
 
 /// Disables ARP and multicast, and starts with an MTU that is too small for IPv6.

@@ -36,7 +36,7 @@ pub(super) async fn make(
     let mut exit = silent(exit, MTU).build();
     exit.header.index = IFINDEX.0;
     handle.link().add(exit).execute().await.map_err(os_error).with_context(|| {
-        format!("cannot make {NAME}: the pod may have a device of this name, or the kernel no macvlan")
+        format!("cannot create {NAME}: the pod may have a device of this name, or the kernel no macvlan")
     })?;
     let finished =
         serve(inside.inside(connect).await?, async |handle| Ok(finish(handle, NAME, MTU).await?)).await;

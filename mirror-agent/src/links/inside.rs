@@ -261,7 +261,7 @@ fn unread<'a>(links: &BTreeMap<IfIndex, Link>, before: &'a Veths, after: &Veths)
 
 /// Returns the last reading, with the reason why the namespace could not be read again.
 fn stale(last: PodLinks, error: &anyhow::Error) -> PodLinks {
-    PodLinks { stale: Some(format!("{error:#}; what was mirrored before stays mirrored")), ..last }
+    PodLinks { stale: Some(format!("{error:#}; existing mirrors continue")), ..last }
 }
 
 /// Whether the reason is transient.

@@ -146,15 +146,15 @@ impl LinkTable for Netlink {
             },
             LinkChange::SetQueue(ifindex, true) => {
                 let given = queue::give(handle, *ifindex).await;
-                given.with_context(|| format!("cannot give a queue to the device with index {ifindex}"))
+                given.with_context(|| format!("cannot add a queue to the device with index {ifindex}"))
             }
             LinkChange::SetQueue(ifindex, false) => {
                 let taken = queue::take(handle, *ifindex).await;
-                taken.with_context(|| format!("cannot take the queue of the device with index {ifindex}"))
+                taken.with_context(|| format!("cannot remove the queue of the device with index {ifindex}"))
             }
             LinkChange::CreateExit(netns, hub) => {
                 let made = exit::make(handle, &self.inside.namespaces(), *netns, *hub).await;
-                made.context("cannot make the exit of a pod")
+                made.context("cannot create the exit of a pod")
             }
             LinkChange::DeleteExit(netns) => {
                 let deleted = exit::delete(&self.inside.namespaces(), *netns).await;

@@ -38,7 +38,7 @@ pub(super) fn switch(device: &str, on: bool) -> anyhow::Result<()> {
     let refused = if on { &now.off } else { &now.on };
     let names: Vec<&str> = features.iter().map(|feature| feature.name.as_str()).collect();
     if let Some(name) = names.iter().find(|name| refused.contains(**name)) {
-        bail!("the driver of {device} does not let its offload {name} be switched {word}");
+        bail!("the driver of {device} does not support switching its offload {name} {word}");
     }
     if !names.is_empty() {
         info!(

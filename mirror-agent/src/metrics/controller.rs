@@ -45,7 +45,7 @@ impl ControllerMetrics {
             writes: counter("podmirror_controller_writes_total", "Statuses that were written.")?,
             failures: counter(
                 "podmirror_controller_write_failures_total",
-                "Statuses that could not be written, and are tried again.",
+                "Statuses that could not be written, and are retried.",
             )?,
             registry,
         })

@@ -186,7 +186,7 @@ async fn what_changes_is_written_and_not_too_often() {
         sleep(Duration::from_secs(1)).await;
     }
     let many = paths(&sent).len();
-    assert!((7..=9).contains(&many), "{many} in 50 s, of which three had been saved up");
+    assert!((7..=9).contains(&many), "{many} in 50 s, including three that were saved up");
     assert!(writes(20).await <= 1);
     let many = writes(3600).await;
     assert!((10..=12).contains(&many), "{many} in an hour without news");

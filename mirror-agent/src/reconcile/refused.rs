@@ -37,7 +37,7 @@ pub(super) fn refuse_selection(selection: &Selection, policy: &Policy) -> anyhow
             Some(anyhow!("{conflict}, so copies would loop; choose another --mirror-iface"))
         }
         (Why::TunnelInTunnel(_), Some(name)) => Some(anyhow!("{name} cannot be mirrored: {}", skipped.why)),
-        (Why::NoSuchInterface, Some(name)) => Some(anyhow!("there is no interface {name:?} to mirror")),
+        (Why::NoSuchInterface, Some(name)) => Some(anyhow!("interface {name:?} does not exist")),
         _ => None,
     });
     match refused {

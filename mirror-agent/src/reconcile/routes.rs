@@ -98,14 +98,13 @@ fn log_change(owner: &Owner, before: Option<Reason>, now: Option<Reason>) -> boo
     let (nic, device) = (&owner.nic, &owner.device);
     match now {
         Some(reason) => {
-            info!(pod, nic, device, "what reaches the pod is seen at its NIC from now on: {reason}");
+            info!(pod, nic, device, "packets to the pod are now tapped at its NIC: {reason}");
         }
         None => info!(
             pod,
             nic,
             device,
-            "no packets get to the pod around the node's end of the veth any more: what reaches it is seen there \
-             from now on"
+            "packets no longer bypass the node side of the veth: packets to the pod are now tapped there"
         ),
     }
     true

@@ -30,7 +30,7 @@ pub(super) struct Told {
 impl Told {
     pub(super) fn failures(&mut self, failures: BTreeSet<String>) {
         for failure in failures.difference(&self.failures) {
-            error!(error = failure, "failed; it will be tried again");
+            error!(error = failure, "failed; the agent retries");
         }
         self.failures = failures;
     }
@@ -97,11 +97,11 @@ impl Told {
                 warn!(
                     mirror_iface = device,
                     target = target_name,
-                    "the mirror interface is gone; nothing is copied until it is back"
+                    "the mirror interface no longer exists; nothing is copied until it exists again"
                 )
             }
             Some(ifindex) if *up => {
-                info!(mirror_iface = device, target = target_name, %ifindex, "the mirror interface takes copies")
+                info!(mirror_iface = device, target = target_name, %ifindex, "the mirror interface is up")
             }
             Some(ifindex) => {
                 warn!(mirror_iface = device, target = target_name, %ifindex, "the mirror interface is down; nothing is copied until it is up");
@@ -125,7 +125,7 @@ impl Told {
         let DeviceTarget { destination, device, ifindex, room, .. } = target;
         let ifindex = ifindex.map(tracing::field::display);
         match why {
-            None => info!(target = %name, %destination, device, ifindex, room, "the target takes copies"),
+            None => info!(target = %name, %destination, device, ifindex, room, "the target is up"),
             Some(why) if is_passing => {
                 info!(target = %name, %destination, "nothing is copied to the target yet: {why}")
             }
@@ -142,7 +142,7 @@ impl Told {
             warn!(
                 mirror_iface = target.device,
                 offloads,
-                "the mirror interface cannot switch these offloads off; copies that need them stay as they are"
+                "the mirror interface cannot disable these offloads; copies that need them are not changed"
             );
         }
         *told = fixed;
@@ -155,8 +155,8 @@ impl Told {
         } else if self.without_order.insert(device.clone()) {
             warn!(
                 mirror_iface = device,
-                "copies of one connection can overtake each other here: the mirror interface is not ours and has no \
-                 queue; give it one: tc qdisc add dev {device} root pfifo limit 1000"
+                "copies of a connection can be reordered: other software created the mirror interface, and it has no \
+                 queue; add one: tc qdisc add dev {device} root pfifo limit 1000"
             );
         }
     }

@@ -16,7 +16,7 @@ pub const MOST_NOT_READY: usize = 20;
 pub const READY: &str = "Ready";
 /// The reason of a node that does not have the target.
 pub const TARGET_REFUSED: &str = "TargetRefused";
-/// The reason of a node that has the target, which takes nothing now.
+/// The reason of a node that has the target, but cannot copy to it now.
 pub const TARGET_DOWN: &str = "TargetDown";
 
 /// A MirrorTarget, as far as its status depends on it.
@@ -26,7 +26,7 @@ pub struct Asked {
     pub generation: i64,
     /// Why no node can have it, where that does not depend on the node.
     pub refused: Option<Refusal>,
-    /// So many nodes have more to report than a MirrorNode holds, and may have left it out.
+    /// Number of nodes that have more to report than a MirrorNode holds, and may have omitted it.
     pub left_out: usize,
 }
 
@@ -154,7 +154,7 @@ mod tests {
         let refused = report(Some("ids0 is taken"), None);
         let status = of(&[("one", good), ("two", down), ("six", refused)]);
         assert_eq!(status.nodes, TargetNodes { ready: 1, of: 3 });
-        let told = ("False", TARGET_REFUSED, "ids0 is taken (on 1 of 3 nodes, as on six)");
+        let told = ("False", TARGET_REFUSED, "ids0 is taken (on 1 of 3 nodes, for example six)");
         assert_eq!(value(&status, ACCEPTED), told);
         let told = ("False", "NotReady", "1 of 3 nodes can copy to it: TargetDown, TargetRefused");
         assert_eq!(value(&status, READY), told);

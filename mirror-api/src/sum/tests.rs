@@ -46,7 +46,7 @@ fn two_nodes_are_summed_up() {
     assert_eq!((worst.node.as_str(), worst.of.pod.as_str()), ("one", "web-2"));
     assert_eq!(value(&status, ACCEPTED), ("True", "Accepted", "no node refuses it"));
     assert_eq!(value(&status, COVERED), ("False", "NotCovered", "1 of 5 pods are not covered: NoRoom"));
-    assert_eq!(value(&status, ENDED), ("False", "NotEnded", "no limit has ended it"));
+    assert_eq!(value(&status, ENDED), ("False", "NotEnded", "no limit has been reached"));
     let status = of(&[("two", report(2, 2))]);
     assert_eq!(value(&status, COVERED), ("True", "AllCovered", "2 of 2 pods are covered"));
 }
@@ -56,8 +56,8 @@ fn without_a_report_nothing_is_claimed() {
     let status = of(&[]);
     assert_eq!((status.nodes, status.pods, status.observed_generation), (0, Pods::default(), 3));
     assert_eq!(value(&status, ACCEPTED), ("Unknown", "NoNodes", "no node reports on it"));
-    assert_eq!(value(&status, COVERED), ("Unknown", "NoPods", "no node reports a pod that it selects"));
-    assert_eq!(value(&status, ENDED), ("False", "NotBegun", "it stands on no NIC"));
+    assert_eq!(value(&status, COVERED), ("Unknown", "NoPods", "no node reports a selected pod"));
+    assert_eq!(value(&status, ENDED), ("False", "NotBegun", "no NIC is mirrored"));
     // A node that has more to report than it can may have left it out.
     let reports = [("one", report(2, 2))];
     let asked = Asked { left_out: 1, ..asked() };
@@ -78,7 +78,7 @@ fn a_refusal_is_told_with_the_nodes_that_refuse() {
     assert_eq!(value(&status, ACCEPTED), ("False", "InvalidFilter", "spec.filter: no"));
     assert_eq!(value(&status, COVERED).2, "2 of 2 pods are not covered: InvalidFilter");
     let status = of(&[("one", report(1, 1)), ("two", target)]);
-    let told = ("False", "NoSuchTarget", "no target ids (on 1 of 2 nodes, as on two)");
+    let told = ("False", "NoSuchTarget", "no target ids (on 1 of 2 nodes, for example two)");
     assert_eq!(value(&status, ACCEPTED), told);
     // What the controller sees itself comes first.
     let reason = Refusal { reason: "InvalidSpec".into(), message: "spec.rate".into() };
@@ -100,7 +100,7 @@ fn it_has_ended_when_its_limits_have_ended_it_everywhere() {
     let (none, some, all) = (status(0, 0), status(1, 2), status(2, 2));
     assert_eq!(none.ends.as_deref(), Some("15m, 9 packets"));
     assert_eq!(value(&some, ENDED).1, "PartlyEnded");
-    assert_eq!(value(&some, ENDED).2, "limits have ended it on 3 of 4 NICs");
+    assert_eq!(value(&some, ENDED).2, "a limit has been reached on 3 of 4 NICs");
     assert_eq!((value(&all, ENDED).0, all.ends.as_deref()), ("True", Some("Ended")));
     assert_eq!(ends(None), None);
 }

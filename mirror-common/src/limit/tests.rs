@@ -241,7 +241,7 @@ fn a_share_is_a_part_of_the_rate() {
     assert_eq!(node.share(10), Limits::of_rate(1_000, 0, Duration::from_millis(50)));
     assert_eq!(node.share(0), node);
     let little = Limits::of_rate(0, 1, Duration::from_millis(50));
-    assert_eq!(little.share(4096), Limits::default(), "less than can be counted is no share");
+    assert_eq!(little.share(4096), Limits::default(), "less than can be counted is not a share");
     assert_eq!(Limits::default().share(7), Limits::default());
 }
 

@@ -157,5 +157,5 @@ fn until_there_is_a_list_the_last_target_holds() {
         nothing,
         "the index may have been used again"
     );
-    assert_eq!(until_listed(&nic(text), Some(&before), &LinkSnapshot::default()), nothing, "it has gone");
+    assert_eq!(until_listed(&nic(text), Some(&before), &LinkSnapshot::default()), nothing, "it is gone");
 }

@@ -57,7 +57,7 @@ impl fmt::Display for Reason {
         match self {
             Self::Cni(cni) => write!(
                 f,
-                "programs of {} are at the node's end of the veth, and can hand packets to the pod behind it",
+                "programs of {} are at the node side of the veth, and can deliver packets to the pod past it",
                 cni.name()
             ),
             Self::Around => {

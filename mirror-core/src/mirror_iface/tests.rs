@@ -120,7 +120,7 @@ fn what_another_agent_has_made_is_deleted_but_no_end_of_a_mirror_interface() {
     assert_eq!(
         left_behind(&[].into(), &links),
         delete,
-        "an end that has gone with the other one is no error"
+        "an end that is deleted with the other one is no error"
     );
 }
 

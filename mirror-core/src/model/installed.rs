@@ -137,28 +137,28 @@ impl fmt::Display for Hidden {
         match self {
             Self::NoHook => write!(
                 f,
-                "the device has an ingress qdisc, which has no hook for the packets that the device sends; \
-                 a clsact qdisc in its place has one"
+                "the device has an ingress qdisc, which has no hook for packets that the device sends; \
+                 a clsact qdisc has one"
             ),
             Self::All(kind, priority) => write!(
                 f,
-                "another filter ({kind} at priority {priority}) takes every packet ahead of the mirror"
+                "another filter ({kind} at priority {priority}) accepts every packet before podmirror's program"
             ),
             Self::Matching(kind, priority) => write!(
                 f,
-                "another filter ({kind} at priority {priority}) is ahead of the mirror: packets that it matches \
+                "another filter ({kind} at priority {priority}) runs before podmirror's program: packets that it matches \
                  are not seen"
             ),
             // The program's id is left out: other software reloads its programs again and again, and each time the id
             // changes.
             Self::Program(name) => write!(
                 f,
-                "another program ({name:?}) is ahead of the mirror: packets that it redirects, drops or \
-                 accepts for good are not seen"
+                "another program ({name:?}) runs before podmirror's program: packets that it redirects, drops or \
+                 finally accepts are not seen"
             ),
             Self::AtExit(what) => write!(
                 f,
-                "a process of the pod has put {what} at the device by which the copies leave the pod: it can \
+                "a process of the pod has attached {what} to the device through which copies leave the pod: it can \
                  change them"
             ),
         }
@@ -218,19 +218,19 @@ pub enum NoRoom {
 impl fmt::Display for NoRoom {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Taps(most) => write!(f, "this node has {most} taps, and no more fit"),
+            Self::Taps(most) => write!(f, "the limit of {most} taps per node is reached"),
             Self::Sessions(most) => {
-                write!(f, "this node has {most} sessions (mirrors of NICs), and no more fit")
+                write!(f, "the limit of {most} sessions (mirrors of NICs) per node is reached")
             }
-            Self::Filters(most) => write!(f, "this node has {most} different filters, and no more fit"),
+            Self::Filters(most) => write!(f, "the limit of {most} different filters per node is reached"),
             Self::Instructions(most) => {
                 write!(
                     f,
-                    "the filters of this node may have {most} instructions together, and this one's do not fit"
+                    "the limit of {most} instructions of all filters per node is exceeded by this filter"
                 )
             }
             Self::Keys(most) => {
-                write!(f, "the target's tunnel has {most} keys, one for each NIC, and no more fit")
+                write!(f, "all {most} keys of the target's tunnel, one for each NIC, are in use")
             }
         }
     }

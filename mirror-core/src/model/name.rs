@@ -98,7 +98,7 @@ impl FromStr for Name {
             Ok(Self(text.to_owned()))
         } else {
             Err(format!(
-                "{text:?} is no name: use 1 to {} lower-case letters, digits and '-', as in ids-west",
+                "{text:?} is not a name: use 1 to {} lower-case letters, digits and '-', as in ids-west",
                 Self::MAX_BYTES
             ))
         }

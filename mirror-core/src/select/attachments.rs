@@ -24,11 +24,14 @@ impl fmt::Display for Attachment {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { key, is_told } = self;
         if *is_told {
-            write!(f, "{key} asks for the NICs of a network that {NETWORK_STATUS} has for no NIC of the pod")
+            write!(
+                f,
+                "{key} requests the NICs of a network that {NETWORK_STATUS} lists for no NIC of the pod"
+            )
         } else {
             write!(
                 f,
-                "{key} asks for the NICs of a network, and the pod has no annotation {NETWORK_STATUS} yet, which \
+                "{key} requests the NICs of a network, but the pod has no annotation {NETWORK_STATUS} yet, which \
                  says the network of each NIC"
             )
         }

@@ -60,7 +60,7 @@ impl fmt::Display for BadAnnotation {
             Problem::NoMirror => {
                 let name = key.split_once('.').and_then(|(_, rest)| rest.split_once('.'));
                 let name = name.map_or("", |(_, name)| name);
-                write!(f, "{MIRROR}.{name} does not stand here, so there is no mirror {name}")?;
+                write!(f, "{MIRROR}.{name} is missing, so there is no mirror {name}")?;
             }
         }
         write!(f, "; it is ignored")

@@ -369,7 +369,7 @@ fn taps_stay_where_a_namespace_cannot_be_read_and_nothing_has_changed() {
     assert_eq!(before.taps.len(), 3);
     let after = again(&links, unread(netns), &web);
     assert_eq!(after.taps, before.taps);
-    let why = Why::NetnsUnreadable("denied; what was mirrored before stays mirrored".into());
+    let why = Why::NetnsUnreadable("denied; existing mirrors continue".into());
     assert_eq!(skips(&after), [(None, &why)]);
 
     let taps =

@@ -50,7 +50,7 @@ impl fmt::Display for Unasked {
         match self {
             Self::NoRequest => write!(
                 f,
-                "no mirror is asked for: {MIRROR} stands neither on the pod nor on its namespace, and the agent runs \
+                "no mirror is requested: neither the pod nor its namespace has {MIRROR}, and the agent runs \
                  without --enable-mirror"
             ),
             Self::NamespaceNotAllowed => Why::NamespaceNotAllowed.fmt(f),

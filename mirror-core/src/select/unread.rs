@@ -39,7 +39,7 @@ pub fn keep_installed(links: &mut LinkSnapshot, installed: &BTreeMap<Device, Act
             inside.links.push(Link { mtu: exit::MTU, is_private: true, ..exit });
         }
         if let Some(why) = inside.stale.as_mut().filter(|_| !inside.links.is_empty()) {
-            why.push_str("; what was mirrored before stays mirrored");
+            why.push_str("; existing mirrors continue");
         }
     }
 }

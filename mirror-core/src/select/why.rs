@@ -181,52 +181,50 @@ impl Why {
                 "Wait until the pod runs. If it runs, check that the agent sees the node's processes (hostPID)."
             }
             Self::NetnsUnreadable(_) => {
-                "The agent tries again. If the reason stays, compare its rights with docs/security.md, and start the pod \
-                 again."
+                "The agent tries again. If the reason stays, compare its rights with docs/security.md and restart the pod."
             }
             Self::NoNic => {
                 "Wait until the CNI has connected the pod. If it does not, look at the Events of the pod."
             }
             Self::NoSuchNic => {
-                "Correct podmirror.io/nics, if it has the name. Else look for what has taken the NIC away. `ip link` inside \
-                 the pod shows the names of its NICs."
+                "If podmirror.io/nics contains the name, correct it. Otherwise find out what removed the NIC. `ip link` inside \
+                 the pod lists its NICs."
             }
-            Self::Loopback => "Take the name out of podmirror.io/nics.",
+            Self::Loopback => "Remove the name from podmirror.io/nics.",
             Self::NoSuchNetwork(_) => {
-                "Wait until Multus has written its annotation. If it has, correct the name in the annotation of Kube-OVN."
+                "Wait until Multus has written its annotation. If it exists, correct the name in the annotation of Kube-OVN."
             }
             Self::NoHostInterface(_) => {
-                "This NIC does not lead out of the pod by itself. If its packets are wanted all the same, name it in \
-                 podmirror.io/nics."
+                "This NIC does not connect the pod to a network by itself. To mirror it anyway, name it in podmirror.io/nics."
             }
             Self::TapsInsideOff => {
-                "Have taps inside pods switched on: --pod-side-taps=auto of the agent, and no podmirror.io/pod-side-taps \
-                 \"off\" of the pod."
+                "Enable taps inside pods: set --pod-side-taps=auto on the agent, and remove the annotation \
+                 podmirror.io/pod-side-taps: \"off\" from the pod."
             }
-            Self::TooManyNics => "Name the NICs that are to be mirrored in podmirror.io/nics.",
+            Self::TooManyNics => "Name the NICs to mirror in podmirror.io/nics.",
             Self::NoExit(_) => {
                 "The agent tries again. `mirror-agent tail` reads the packets of this NIC without an exit."
             }
             Self::TappedFor(_) => {
-                "Wait until the other pod has gone. One device can be tapped for one pod only."
+                "Wait until the other pod is deleted. A device can be tapped for one pod only."
             }
             Self::MirrorInterface(_) => {
-                "Choose another mirror interface (--mirror-iface, --target) that is not connected with this device."
+                "Choose another mirror interface (--mirror-iface, --target) that is not connected to this device."
             }
             Self::NoSuchInterface => {
                 "Correct the name. `ip link` on the node shows the names of its interfaces."
             }
             Self::NotEthernet => "Choose an interface whose packets are Ethernet frames.",
-            Self::TunnelInTunnel(_) => "Choose a target that is no tunnel.",
+            Self::TunnelInTunnel(_) => "Choose a target that is not a tunnel.",
             Self::NoSuchPod(_) => {
                 "Name a pod of this node. `kubectl get pod -o wide` shows the node of each pod."
             }
-            Self::BadSetting(..) => "Correct the annotation. This mirror does not run until then.",
+            Self::BadSetting(..) => "Correct the annotation. Until then, this mirror copies nothing.",
             Self::Refused(_) => {
-                "Correct the Mirror or ClusterMirror with kubectl edit. It does nothing until then."
+                "Correct the Mirror or ClusterMirror with kubectl edit. Until then, it copies nothing."
             }
             Self::OptedOut(_) => {
-                "Nothing, if the pod is to stay out. Else remove the annotation. An enforced ClusterMirror does not heed it."
+                "If the pod should be mirrored, remove the annotation. An enforced ClusterMirror ignores it."
             }
             Self::AnnotationsUnread(_) => {
                 "Remove annotations of podmirror.io/ that are not needed. Only enforced ClusterMirrors mirror such a pod."
@@ -238,50 +236,49 @@ impl Why {
                 "Only the administrator can change this, by adding the namespace to --allow-namespaces of the agent."
             }
             Self::NoSuchTarget(_) => {
-                "Name a target that `mirror-agent status` lists on this node, or have the administrator add this one."
+                "Name a target that `mirror-agent status` lists on this node, or ask the administrator to add this one."
             }
-            Self::TargetRefused(..) => "Have the administrator correct the MirrorTarget.",
+            Self::TargetRefused(..) => "Ask the administrator to correct the MirrorTarget.",
             Self::TargetNotAllowed(_) => {
-                "Name another target, or have the administrator change allowedNamespaces of the MirrorTarget, or the labels \
+                "Name another target, or ask the administrator to change allowedNamespaces of the MirrorTarget or the labels \
                  of the namespace."
             }
             Self::Hidden(_, Hidden::NoHook) => {
-                "Have a clsact qdisc put in the place of the ingress qdisc, or do without this direction."
+                "Replace the ingress qdisc by a clsact qdisc, or mirror the other direction only."
             }
             Self::Hidden(_, Hidden::AtExit(_)) => {
-                "Find out what in the pod has put it there, and have it removed. What the copies show is as sure as that \
-                 process of the pod is to be trusted."
+                "Find out which process in the pod attached it, and remove it. Until then, treat the copies as untrusted."
             }
             Self::Hidden(..) => {
-                "If packets are missing, have the other program or filter put behind the mirror, or removed."
+                "If packets are missing, move the other program or filter after the mirror, or remove it."
             }
             Self::Bypassed(_, Way::Peer) => {
-                "Let the tap see them inside the pod: --pod-side-taps=auto, no annotation \
-                 podmirror.io/pod-side-taps: \"off\". Or have the CNI deliver to the node's end of the veth: \
+                "Enable taps inside pods: set --pod-side-taps=auto, and remove the annotation podmirror.io/pod-side-taps: \
+                 \"off\". Or configure the CNI to deliver to the node side of the veth: \
                  bpf.hostLegacyRouting=true in the chart of Cilium, bpfRedirectToPeer: Disabled in Calico's \
                  FelixConfiguration. docs/choosing.md has the exceptions."
             }
             Self::Bypassed(_, Way::L3s) => {
-                "Have the ipvlan made in mode l2 or l3. There the hooks of the NIC see all of its packets."
+                "Create the ipvlan in mode l2 or l3, where all packets pass the hooks of the NIC."
             }
             Self::Bypassed(_, Way::Unseen) => {
                 "Look for an XDP program on the device (`ip link` shows it), and inside the pod for other programs at the \
-                 hooks of the NIC (`bpftool net`). docs/operations.md says how this is judged."
+                 hooks of the NIC (`bpftool net`). docs/operations.md explains the comparison."
             }
             Self::Removed(_) => {
-                "Find out what in the pod removes tc filters or qdiscs, or moves the NIC. Linux 6.6 and newer has hooks of \
-                 which no process of a pod can remove our program."
+                "Find out what in the pod removes tc filters or qdiscs, or moves the NIC. On Linux 6.6 and newer, pods cannot \
+                 remove podmirror's program."
             }
             Self::Uncut(..) => {
-                "Have the other program put behind ours, or removed. A mirror without a snap length does not need the \
-                 program that cuts, unless its target is a tunnel."
+                "Move the other program after podmirror's, or remove it. A mirror without a snap length does not need the \
+                 program that truncates copies, unless its target is a tunnel."
             }
-            Self::TooManyMirrors => "Take back a mirror of this pod, or end a capture of it.",
+            Self::TooManyMirrors => "Delete a mirror of this pod, or stop a capture of it.",
             Self::NoRoom(_) => {
-                "Take back mirrors on this node, or use fewer different filters. docs/choosing.md has the numbers."
+                "Delete mirrors on this node, or use fewer different filters. docs/choosing.md lists the limits."
             }
             Self::FilterRefused(_) => {
-                "Write a shorter or simpler filter. docs/filters.md says what is refused."
+                "Write a shorter or simpler filter. docs/filters.md lists what is refused."
             }
         }
     }
@@ -305,30 +302,30 @@ impl fmt::Display for Why {
             Self::NoSuchNic => {
                 write!(
                     f,
-                    "the pod has no interface of this name, which the mirror or Multus' annotation names"
+                    "the pod has no interface of this name, which the mirror or the annotation of Multus contains"
                 )
             }
             Self::Loopback => write!(f, "the loopback interface of a pod cannot be mirrored"),
             Self::NoSuchNetwork(attachment) => attachment.fmt(f),
             Self::NoHostInterface(kind) => {
-                write!(f, "an interface of kind {kind:?} has no veth end on the node to tap")
+                write!(f, "an interface of kind {kind:?} has no veth peer on the node to tap")
             }
             Self::TapsInsideOff => write!(
                 f,
-                "the NIC has no end on the node, and taps inside pods are switched off (--pod-side-taps, or \
+                "the NIC has no peer on the node, and taps inside pods are disabled (--pod-side-taps, or \
                  podmirror.io/pod-side-taps of the pod)"
             ),
             Self::TooManyNics => {
                 write!(f, "at most {MOST_NICS} NICs of a pod are tapped, and it has more")
             }
             Self::NoExit(why) => {
-                write!(f, "no device of ours inside the pod, through which copies leave it: {why}")
+                write!(f, "podmirror has no exit device inside the pod, through which copies leave it: {why}")
             }
-            Self::TappedFor(pod) => write!(f, "the device is tapped for pod {pod} already"),
+            Self::TappedFor(pod) => write!(f, "the device is already tapped for pod {pod}"),
             Self::MirrorInterface(conflict) => conflict.fmt(f),
-            Self::NoSuchInterface => write!(f, "there is no such interface"),
+            Self::NoSuchInterface => write!(f, "the interface does not exist"),
             Self::NotEthernet => {
-                write!(f, "its packets have no Ethernet header, as the file of a capture must say")
+                write!(f, "its packets have no Ethernet header (unsupported link type)")
             }
             Self::TunnelInTunnel(kind) => {
                 write!(
@@ -337,7 +334,7 @@ impl fmt::Display for Why {
                      each CPU, so its packets would follow the copies; choose another target"
                 )
             }
-            Self::NoSuchPod(pod) => write!(f, "this node has no pod {pod}"),
+            Self::NoSuchPod(pod) => write!(f, "no pod {pod} is on this node"),
             Self::BadSetting(place, error) => write!(f, "{place} {PREFIX}{error}"),
             Self::Refused(refusal) => refusal.fmt(f),
             Self::OptedOut(Place::Pod) => write!(f, "the pod opts out: an annotation on it is \"false\""),
@@ -345,39 +342,39 @@ impl fmt::Display for Why {
                 write!(f, "its namespace opts out: an annotation on it is \"false\"")
             }
             Self::AnnotationsUnread(problem) => {
-                write!(f, "{problem}, so nobody knows what they ask for")
+                write!(f, "{problem}, so its mirror settings are ignored")
             }
             Self::NamespaceExcluded => {
-                write!(f, "its namespace is one of those that are never mirrored (--exclude-namespaces)")
+                write!(f, "its namespace is excluded from mirroring (--exclude-namespaces)")
             }
             Self::NamespaceNotAllowed => {
-                write!(f, "its namespace is none of those that may ask for a mirror (--allow-namespaces)")
+                write!(f, "its namespace is not allowed to request mirrors (--allow-namespaces)")
             }
             Self::Hidden(direction, hidden) => write!(f, "{}: {hidden}", direction.name()),
             Self::Bypassed(direction, way) => write!(f, "{}: {way}", direction.name()),
             Self::Removed(direction) => write!(
                 f,
-                "{}: something in the pod has removed our program from the NIC, or has moved the NIC; until the agent has \
-                 attached it again, packets are not mirrored (of a veth, after the agent's next look, only those that get \
-                 around its node's end)",
+                "{}: something in the pod has removed podmirror's program from the NIC, or has moved the NIC; packets are not \
+                 mirrored until the agent attaches it again (for a veth, after the agent's next check, only those that \
+                 bypass its node side)",
                 direction.name()
             ),
             Self::Uncut(target, hidden) => write!(
                 f,
-                "copies cannot be cut to the snap length, or addressed, at the device of target {target}: {hidden}"
+                "copies cannot be truncated to the snap length, or addressed, at the device of target {target}: {hidden}"
             ),
             Self::NoSuchTarget(name) => {
                 write!(
                     f,
-                    "there is no target {name:?} on this node; --target {name}=DESTINATION or a MirrorTarget makes one"
+                    "this node has no target {name:?}; define it with --target {name}=DESTINATION or a MirrorTarget"
                 )
             }
             Self::TargetRefused(name, why) => write!(f, "the MirrorTarget {name} is refused: {why}"),
             Self::TargetNotAllowed(name) => {
-                write!(f, "the MirrorTarget {name} is not for this namespace (spec.allowedNamespaces)")
+                write!(f, "the MirrorTarget {name} does not allow this namespace (spec.allowedNamespaces)")
             }
             Self::TooManyMirrors => {
-                write!(f, "a pod has at most {MAX_SESSIONS_PER_TAP} mirrors, and others come first")
+                write!(f, "a pod has at most {MAX_SESSIONS_PER_TAP} mirrors, and others take precedence")
             }
             Self::NoRoom(table) => table.fmt(f),
             Self::FilterRefused(why) => why.fmt(f),

@@ -61,7 +61,8 @@ pub(super) fn instructions(text: &str) -> Result<Vec<Insn>, String> {
 /// Parses `1/100` or `10%`. `None`: all flows.
 pub fn parse_sample(text: &str) -> Result<Option<Share>, String> {
     const USE: &str = "use a fraction as in 1/100, or a percentage as in 10%";
-    let number = |text: &str| text.trim().parse::<f64>().map_err(|_| format!("{text:?} is no number; {USE}"));
+    let number =
+        |text: &str| text.trim().parse::<f64>().map_err(|_| format!("{text:?} is not a number; {USE}"));
     let share = match (text.split_once('/'), text.trim().strip_suffix('%')) {
         (Some((part, whole)), _) => number(part)? / number(whole)?,
         (None, Some(percent)) => number(percent)? / 100.0,
@@ -95,7 +96,7 @@ pub fn parse_rate(text: &str) -> Result<Rate, String> {
         "use packets and bits a second as in 10kpps, 50Mbit or 10kpps,50Mbit, and optionally burst=100ms";
     let (mut packets, mut bits, mut burst) = (None, None, None);
     for part in text.split(',').map(str::trim) {
-        let again = || format!("{part:?} says again what was said; {USE}");
+        let again = || format!("{part:?} repeats a value; {USE}");
         if let Some(time) = part.strip_prefix("burst=") {
             if burst.replace(parse_burst(time)?).is_some() {
                 return Err(again());
@@ -107,9 +108,10 @@ pub fn parse_rate(text: &str) -> Result<Rate, String> {
         } else if let Some(number) = part.strip_suffix("bit/s").or(part.strip_suffix("bit")) {
             (&mut bits, number, MAX_BITS_PER_SECOND)
         } else {
-            return Err(format!("{part:?} is no rate; {USE}"));
+            return Err(format!("{part:?} is not a rate; {USE}"));
         };
-        let rate = quantity::parse(number, DECIMAL).ok_or_else(|| format!("{part:?} is no rate; {USE}"))?;
+        let rate =
+            quantity::parse(number, DECIMAL).ok_or_else(|| format!("{part:?} is not a rate; {USE}"))?;
         if rate > most {
             let unit = part.strip_prefix(number).unwrap_or_default();
             return Err(format!("{part:?} is too much: at most {}{unit}", quantity::show(most, DECIMAL)));

@@ -103,22 +103,22 @@ impl<'a> Subject<'a> {
             format!("`kubectl get pod --namespace {namespace} {name} --output wide` names its node");
         let text = match notes {
             Some(Notes { pods: Some(_), .. }) => format!(
-                "the agent of this node knows no pod {pod}: check the name, and ask on the node of the pod; \
-                 {elsewhere}. A pod from a file must stand in the file. The agent's log tells which pods it leaves out"
+                "the agent of this node has no pod {pod}: check the name, and run the command on the node of the pod; \
+                 {elsewhere}. A pod from a file must be in the file. The agent's log lists the pods that it skips"
             ),
             Some(_) => format!(
-                "nothing is known of pod {pod}: the agent of this node has no list of pods yet, and its log says why. \
+                "pod {pod} is unknown: the agent of this node has no list of pods yet, and its log says why. \
                  {}",
                 sentence(&elsewhere)
             ),
             None if *agent_running => {
                 format!(
-                    "no tap of this node is for pod {pod}, and the agent that runs does not answer; try again"
+                    "this node has no tap for pod {pod}, and the running agent does not answer; try again"
                 )
             }
             None => format!(
-                "no tap of this node is for pod {pod}, and no agent runs here that could know more: start it, or ask \
-                 on the node of the pod; {elsewhere}"
+                "this node has no tap for pod {pod}, and no agent is running: start it, or run the command on the node of \
+                 the pod; {elsewhere}"
             ),
         };
         printable(text.trim_end_matches('.'))
@@ -141,9 +141,9 @@ impl<'a> Subject<'a> {
             &match copying {
                 0 if mirrors.is_empty() && captures.is_empty() => format!("{pod} is not mirrored."),
                 0 if mirrors.is_empty() => format!("{pod} is not mirrored, but a capture reads its packets."),
-                0 => format!("{pod} has a mirror, but nothing is copied now. The reasons stand below."),
+                0 => format!("{pod} has a mirror, but nothing is copied now. See the reasons below."),
                 some if some < mirrors.len() || !self.skipped.is_empty() || !self.bad.is_empty() => {
-                    format!("{pod} is mirrored, but not everything is as asked. The reasons stand below.")
+                    format!("{pod} is mirrored, but not everything as requested. See the reasons below.")
                 }
                 _ => format!("{pod} is mirrored."),
             },
@@ -151,7 +151,7 @@ impl<'a> Subject<'a> {
         match (&self.status.notes, self.status.agent_running) {
             (None, false) => text.line(
                 0,
-                "No agent runs on this node. What is installed goes on; a change takes effect when an agent runs \
+                "No agent is running on this node. Installed mirrors continue; changes take effect when an agent runs \
                  again.",
             ),
             (None, true) => {
@@ -159,7 +159,7 @@ impl<'a> Subject<'a> {
             }
             (Some(Notes { pods: None, .. }), _) => text.line(
                 0,
-                "The agent of this node has no list of pods yet. What an earlier agent has installed goes on.",
+                "The agent of this node has no list of pods yet. Mirrors that an earlier agent installed continue.",
             ),
             (Some(_), _) => {}
         }
@@ -180,13 +180,13 @@ impl<'a> Subject<'a> {
             text.line(0, &format!("{} ({reason})", sentence(message)));
             text.line(0, remedy);
         } else if self.known.is_some() && self.taps.is_empty() && self.skipped.is_empty() {
-            text.line(0, "A mirror of it is asked for, but not installed yet. The agent goes on trying.");
+            text.line(0, "A mirror of it is requested, but not installed yet. The agent retries.");
         } else if let (None, Some(Notes { pods: Some(_), .. })) = (self.known, &self.status.notes) {
-            text.line(0, "The agent's list of pods does not have this pod any more.");
+            text.line(0, "The agent's list of pods no longer contains this pod.");
         }
         if !self.skipped.is_empty() || !self.bad.is_empty() {
             text.gap();
-            text.line(0, "Not as asked:");
+            text.line(0, "Not as requested:");
         }
         for NotMirrored { pod: _, nic, mirror, reason, message, remedy } in &self.skipped {
             let nic = nic.as_ref().map(|nic| format!(", NIC {nic}")).unwrap_or_default();
@@ -212,7 +212,7 @@ impl<'a> Subject<'a> {
         };
         if is_missing && failures.peek().is_some() {
             text.gap();
-            text.line(0, "This failed in the agent's last round, and will be tried again:");
+            text.line(0, "This failed in the agent's last round, and the agent retries it:");
             failures.for_each(|failure| text.line(1, failure));
         }
     }
@@ -225,13 +225,15 @@ impl<'a> Subject<'a> {
         text.line(0, &format!("NIC {nic}{network}"));
         let place = match inside {
             true => format!("It is tapped inside the pod, where it has ifindex {ifindex}."),
-            false => format!("It is tapped at the node's end of its veth, {device} (ifindex {ifindex})."),
+            false => format!("It is tapped at the node side of its veth, {device} (ifindex {ifindex})."),
         };
         text.line(1, &place);
         if let Some(PodSideStatus { ifindex, .. }) = pod_side {
             text.line(
                 1,
-                &format!("What reaches the pod is seen inside the pod, where the NIC has ifindex {ifindex}."),
+                &format!(
+                    "Packets to the pod are tapped inside the pod, where the NIC has ifindex {ifindex}."
+                ),
             );
             if let Some(why) = coverage::of(self.status, tap).and_then(|nic| nic.why_inside.as_ref()) {
                 text.line(2, &sentence(why));
@@ -246,17 +248,17 @@ impl<'a> Subject<'a> {
             })
             .collect();
         if !hooks.is_empty() {
-            text.line(1, &format!("Our programs run at its hooks: {}.", hooks.join(", ")));
+            text.line(1, &format!("Podmirror's programs run at its hooks: {}.", hooks.join(", ")));
             text.line(1, self.position(nic));
         }
         for direction in Direction::ALL.into_iter().filter(|direction| !is_attached(tap, *direction)) {
             let (hook, _) = hook(tap, direction);
             let line = format!(
-                "No program of ours runs at its hook {hook}, so what {} is not seen.",
+                "No podmirror program runs at its hook {hook}, so what {} is not seen.",
                 verb(direction)
             );
             text.line(1, &line);
-            text.line(1, "An agent that runs attaches it again. If it cannot, its log says why.");
+            text.line(1, "A running agent attaches it again. If it cannot, its log says why.");
         }
         coverage::write(self.status, tap, text);
         for session in sessions {
@@ -269,9 +271,9 @@ impl<'a> Subject<'a> {
     fn position(&self, nic: &str) -> &'static str {
         let mut of_nic = self.skipped.iter().filter(|skipped| skipped.nic.as_deref() == Some(nic));
         match of_nic.any(|skipped| skipped.reason == Why::HIDDEN) {
-            true => "Another program or filter runs ahead of them: see Hidden above.",
-            false if self.status.notes.is_some() => "The agent sees no other program ahead of them.",
-            false => "Only an agent that answers can tell whether other programs run ahead of them.",
+            true => "Another program or filter runs before them: see Hidden above.",
+            false if self.status.notes.is_some() => "The agent sees no other program before them.",
+            false => "Without an answer of the agent, it is unknown whether other programs run before them.",
         }
     }
 }

@@ -156,7 +156,7 @@ fn told(notes: &Notes) -> String {
     if rows.is_empty() {
         return String::new();
     }
-    rows.insert(0, row("NOT AS ASKED", "POD", "WHY"));
+    rows.insert(0, row("NOT AS REQUESTED", "POD", "WHY"));
     format!("\n{}", columns(&rows))
 }
 

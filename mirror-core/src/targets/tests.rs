@@ -57,12 +57,15 @@ fn a_mirror_target_stands_beside_the_flags_and_the_older_one_comes_first() {
         refused[1..],
         [
             "ids: the destination of target ids is vxlan:10.9.0.5:14789/vni=77 already",
-            "iface: mirror0 is the destination of target default already",
-            "late: ids0 is the destination of target early already",
+            "iface: mirror0 is already the destination of target default",
+            "late: ids0 is already the destination of target early",
             "same-keys: the target ids, vxlan:10.9.0.5:14789/vni=77, has the same keys; use others",
         ]
     );
-    assert!(refused[0].starts_with("broken: \"10.9.0.5\" is no address of a vxlan tunnel"), "{refused:?}");
+    assert!(
+        refused[0].starts_with("broken: \"10.9.0.5\" is not an address of a vxlan tunnel"),
+        "{refused:?}"
+    );
 }
 
 fn device(ifindex: Option<u32>, up: bool) -> Target {
@@ -99,7 +102,7 @@ fn each_mirror_target_is_told_as_what_it_is_on_the_node() {
         ("away", down("no pod a/b runs here")),
         ("bad", State::Refused("it has no address".to_owned())),
         ("down", down("the device ids0 is down")),
-        ("gone", down("there is no device for ids0 now")),
+        ("gone", down("the device of ids0 does not exist")),
         ("stream", State::Ready),
         ("up", State::Ready),
     ];

@@ -126,22 +126,22 @@ impl fmt::Display for Unfit {
         match why {
             Unusable::Missing => write!(
                 f,
-                "the device {name} does not exist, and with device= the agent makes none: make it, as with \"ip link add \
+                "the device {name} does not exist, and with device= the agent does not create it: create it, for example with \"ip link add \
                  {name} type {kind}{with_port} external\""
             ),
             Unusable::Ours => {
-                write!(f, "the agent has made the device {name} itself: leave out device={name}")
+                write!(f, "the agent created the device {name} itself: remove device={name}")
             }
             Unusable::Kind(other) if other.is_empty() => {
-                write!(f, "the device {name} is no tunnel's: name one of the kind {kind}")
+                write!(f, "the device {name} is not a tunnel: name one of kind {kind}")
             }
             Unusable::Kind(other) => {
-                write!(f, "the device {name} is of the kind {other}: name one of the kind {kind}")
+                write!(f, "the device {name} is of kind {other}: name one of kind {kind}")
             }
             Unusable::NotExternal => write!(
                 f,
-                "the device {name} is not in external mode (collect metadata), so its packets go to one address only: \
-                 make it with \"external\""
+                "the device {name} is not in external mode (collect metadata), so it sends to one address only: \
+                 create it with \"external\""
             ),
             Unusable::Port(other) => {
                 write!(f, "the device {name} uses port {other}, and the target names port {port}")
@@ -150,7 +150,7 @@ impl fmt::Display for Unfit {
             Unusable::Down => write!(f, "the device {name} is down: bring it up"),
             Unusable::Queue => write!(
                 f,
-                "the device {name} has a queue, where a copy could get the address of a later one: take it away, as with \
+                "the device {name} has a queue, where a copy could get the address of a later one: remove it, for example with \
                  \"tc qdisc replace dev {name} root noqueue\""
             ),
         }

@@ -45,7 +45,9 @@ impl Tunnel {
                     existing = Some(name);
                 }
                 Some(("identity", "true")) if kind == Kind::Geneve => identity = true,
-                _ => return Err(format!("{option:?} is no option of this tunnel: use {}", options(kind))),
+                _ => {
+                    return Err(format!("{option:?} is not an option of this tunnel: use {}", options(kind)));
+                }
             }
         }
         let keys = keys.ok_or_else(|| format!("{text:?} has no {word}: add one, as in {text}/{word}=77"))?;
@@ -130,7 +132,7 @@ fn address(kind: Kind, text: &str) -> Result<(IpAddr, u16), String> {
         None => (text.parse().ok().map(|ip| SocketAddr::new(ip, 0)), "10.9.0.5 or fd00::5".to_owned()),
     };
     let address = address.ok_or_else(|| {
-        format!("{text:?} is no address of a {} tunnel: use one as in {example}", kind.name())
+        format!("{text:?} is not an address of a {} tunnel: use one as in {example}", kind.name())
     })?;
     let (ip, port) = (address.ip(), address.port());
     let is_special = match ip {
@@ -140,7 +142,7 @@ fn address(kind: Kind, text: &str) -> Result<(IpAddr, u16), String> {
     };
     let is_portless = kind.usual_port().is_some() && port == 0;
     if is_special || ip.is_unspecified() || ip.is_loopback() || ip.is_multicast() || is_portless {
-        return Err(format!("{text:?} is no address of another node"));
+        return Err(format!("{text:?} is not an address of another node"));
     }
     Ok((ip, port))
 }

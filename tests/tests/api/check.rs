@@ -114,7 +114,7 @@ fn check_knows_the_crds_of_its_version_and_the_rights_of_its_user() {
         |(result, found): &(&str, &str)| *result == "WARN" && found.contains(&format!("{name} (5.15.0"));
     assert!(kernel.iter().any(is_old), "{kernel:?}");
     let agents = format!("podmirror is not installed in namespace {name}");
-    assert_eq!(found(&report, "agents"), [("WARN", agents.as_str())], "the CRDs are there");
+    assert_eq!(found(&report, "agents"), [("WARN", agents.as_str())], "the CRDs are installed");
 
     // A user without any right.
     api.kubectl("create serviceaccount nobody");

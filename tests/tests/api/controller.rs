@@ -75,7 +75,7 @@ fn summary(story: &Story, name: &str, selected: i64, covered: i64, copied: i64) 
     let uid = api.kubectl(&format!("get mirror {name} -o jsonpath={{.metadata.uid}}"));
     let missing = (covered..selected).map(|pod| {
         json!({
-            "namespace": api.namespace(), "pod": format!("far-{pod}"), "reason": "NoRoom", "message": "no more fit",
+            "namespace": api.namespace(), "pod": format!("far-{pod}"), "reason": "NoRoom", "message": "the limit is reached",
         })
     });
     json!({
@@ -285,13 +285,13 @@ fn the_status_of_a_mirror_target_says_which_nodes_can_copy_to_it() {
     api.kubectl("delete pod ids --grace-period=0 --force");
     let status = wait(&|status| ready(status) == 0);
     let (word, message) = reason(&status, own).unwrap();
-    assert_eq!((word.as_str(), message.as_str()), ("TargetDown", "this node has no such pod"));
+    assert_eq!((word.as_str(), message.as_str()), ("TargetDown", "no such pod is on this node"));
 
     // An error in the MirrorTarget itself is found without a node.
     api.apply(&target(name, &json!({ "vxlan": { "remote": "127.0.0.1", "port": 14789, "vni": 7 } })));
     let status = wait(&|status| condition(status, "Accepted")["reason"] == "InvalidSpec");
     let message = condition(&status, "Accepted")["message"].as_str().unwrap();
-    assert!(message.ends_with("is no address of another node"), "{message}");
+    assert!(message.ends_with("is not an address of another node"), "{message}");
     wait(&|status| reason(status, own).is_some_and(|(word, _)| word == "TargetRefused"));
     controller.stop();
     agent.stop();

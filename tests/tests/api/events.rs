@@ -101,7 +101,7 @@ fn a_pod_is_told_once_when_its_mirrors_begin_and_end() {
     api.kubectl("annotate pod web podmirror.io/mirror-");
     api.kubectl("delete mirror all");
     let agent = run();
-    let gone = "web: Normal MirrorEnded: No longer mirrored by mirror/all: nothing asks for it any more";
+    let gone = "web: Normal MirrorEnded: No longer mirrored by mirror/all: no longer requested";
     let events = wait_told(api, &events, &[gone]);
     wait_mirrors(lab, web, &["default"]);
 

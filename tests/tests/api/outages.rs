@@ -29,7 +29,7 @@ fn what_happened_meanwhile_is_made_up_for() {
     let comparison = Comparison::of(web.netns(), lab);
     let pinging = Pinging::start(web.netns(), late.v4());
     api.set_way(Way::Refused);
-    agent.wait_for_log(&["is away", "pods"]);
+    agent.wait_for_log(&["is unavailable", "pods"]);
 
     api.kubectl("delete pod gone");
     api.kubectl("annotate pod late podmirror.io/mirror=egress");
@@ -46,7 +46,7 @@ fn what_happened_meanwhile_is_made_up_for() {
     drop(of_gone);
     api.set_way(Way::Open);
     eventually(UNREADY, || {
-        check(!agent.log_with(&["API is back", "pods"]).is_empty(), || "it is away".into())
+        check(!agent.log_with(&["API is available again", "pods"]).is_empty(), || "it is away".into())
     });
     let status = lab.wait_mirrored(&[web, late, new]);
     assert_eq!(status.tap(late.veth_host()).direction, "egress");
@@ -64,12 +64,14 @@ fn a_server_that_falls_silent_is_noticed() {
     let agent = api.agent(lab, &[]);
     lab.wait_mirrored(&[web]);
     api.set_way(Way::Silent);
-    eventually(NOTICED, || check(!agent.log_with(&["is away", "pods"]).is_empty(), || "not noticed".into()));
+    eventually(NOTICED, || {
+        check(!agent.log_with(&["is unavailable", "pods"]).is_empty(), || "not noticed".into())
+    });
     node.is_mirrored(web, db);
     api.kubectl("annotate pod db podmirror.io/mirror=true");
     api.set_way(Way::Open);
     eventually(UNREADY, || {
-        check(!agent.log_with(&["API is back", "pods"]).is_empty(), || "it is away".into())
+        check(!agent.log_with(&["API is available again", "pods"]).is_empty(), || "it is away".into())
     });
     lab.wait_mirrored(&[web, db]);
     agent.stop();
@@ -89,11 +91,13 @@ fn packets_that_get_lost_are_noticed_within_a_minute() {
     lab.node().run("nft add chain ip cut input { type filter hook input priority 0 ; }");
     lab.node().run(&format!("nft add rule ip cut input tcp sport {} drop", api.port()));
     lab.node().run(&format!("nft add rule ip cut input tcp dport {} drop", api.port()));
-    eventually(CUT_OFF, || check(!agent.log_with(&["is away", "pods"]).is_empty(), || "not noticed".into()));
+    eventually(CUT_OFF, || {
+        check(!agent.log_with(&["is unavailable", "pods"]).is_empty(), || "not noticed".into())
+    });
     assert_eq!(lab.get("/readyz").status, 200, "a short absence disturbs nobody");
     node.is_mirrored(web, db);
     eventually(UNREADY, || check(lab.get("/readyz").status == 503, || "still ready".into()));
-    assert_eq!(lab.get("/healthz").status, 200, "to start it anew would not help");
+    assert_eq!(lab.get("/healthz").status, 200, "to start it again would not help");
     node.is_mirrored(web, db);
     api.kubectl("annotate pod db podmirror.io/mirror=true");
     lab.node().run("nft delete table ip cut");
@@ -133,12 +137,12 @@ fn a_server_that_answers_from_the_past_changes_nothing() {
     let before = agent.log_with(&["irroring"]).len();
 
     api.set_way(Way::Refused);
-    agent.wait_for_log(&["is away", "pods"]);
+    agent.wait_for_log(&["is unavailable", "pods"]);
     api.lead_to(&lagging);
     api.set_way(Way::Open);
     // The agent has sent a request to the other server and has its answer.
     eventually(NOTICED, || {
-        let told = agent.log_with(&["is away", "\"watched\":\"pods\""]);
+        let told = agent.log_with(&["is unavailable", "\"watched\":\"pods\""]);
         check(told.iter().any(|line| line.contains("no answer") || line.contains("timeout")), || {
             format!("{told:#?}")
         })
@@ -152,7 +156,7 @@ fn a_server_that_answers_from_the_past_changes_nothing() {
     lagging.set_store(Way::Open);
     api.kubectl("annotate pod db podmirror.io/mirror=true");
     eventually(UNREADY, || {
-        check(!agent.log_with(&["API is back", "pods"]).is_empty(), || "it is away".into())
+        check(!agent.log_with(&["API is available again", "pods"]).is_empty(), || "it is away".into())
     });
     lab.wait_mirrored(&[web, ended, db]);
     db.ping(ended.v4(), 5, 56);
@@ -190,15 +194,17 @@ fn a_token_that_is_refused_is_followed_by_the_next_one() {
     // The API server caches the token's validity for some seconds. The agent repeatedly requests the Mirrors, which it
     // may not read.
     let is_refused = |texts: &[&str]| check(!agent.log_with(texts).is_empty(), || "no 401".into());
-    eventually(NOTICED, || is_refused(&["is away", "Unauthorized"]));
+    eventually(NOTICED, || is_refused(&["is unavailable", "Unauthorized"]));
     // A running watch continues.
     api.set_way(Way::Refused);
     api.set_way(Way::Open);
-    eventually(NOTICED, || is_refused(&["is away", "Unauthorized", "\"watched\":\"pods\""]));
+    eventually(NOTICED, || is_refused(&["is unavailable", "Unauthorized", "\"watched\":\"pods\""]));
     node.is_mirrored(web, db);
     issue();
     api.kubectl("annotate pod db podmirror.io/mirror=true");
-    eventually(NOTICED, || check(!agent.log_with(&["API is back", "pods"]).is_empty(), || "no".into()));
+    eventually(NOTICED, || {
+        check(!agent.log_with(&["API is available again", "pods"]).is_empty(), || "no".into())
+    });
     lab.wait_mirrored(&[web, db]);
     agent.stop();
     for kind in ["clusterrolebinding", "clusterrole"] {

@@ -55,7 +55,7 @@ fn wait_covered(story: &Story, mirror: &str, covered: bool) {
         assert_eq!(worst, &Value::Null, "{status:#}");
     } else {
         assert_eq!((&worst["pod"], &worst["reason"]), (&json!("web"), &json!("TooManyMirrors")));
-        assert_eq!(worst["message"], "a pod has at most 8 mirrors, and others come first");
+        assert_eq!(worst["message"], "a pod has at most 8 mirrors, and others take precedence");
         let told = story.wait_told(mirror, |of| !of["notCovered"].is_null());
         assert_eq!(told["notCovered"][0]["reason"], "TooManyMirrors", "{told:#}");
     }
@@ -114,7 +114,7 @@ fn the_oldest_mirrors_have_the_places_of_a_pod_and_an_enforced_one_always() {
         let words = format!("get events --field-selector involvedObject.kind=Pod,reason={reason} -o json");
         serde_json::from_str::<Value>(&api.kubectl(&words)).unwrap().to_string()
     };
-    let not_mirrored = "Not mirrored by mirror/late: a pod has at most 8 mirrors, and others come first";
+    let not_mirrored = "Not mirrored by mirror/late: a pod has at most 8 mirrors, and others take precedence";
     eventually(SOON, || {
         let (waiting, begun) = (read("TooManyMirrors"), read("MirrorStarted"));
         let is_so = waiting.contains(not_mirrored) && begun.contains("mirror/middle (target default)");

@@ -64,7 +64,7 @@ fn a_mirror_target_gets_copies_of_the_namespaces_that_may_use_it_and_leaves_noth
     // A new agent that cannot reach the API knows the target from the installed state.
     api.set_way(Way::Refused);
     let agent = api.agent(lab, &[]);
-    agent.wait_for_log(&["west0", "the mirror interface takes copies"]);
+    agent.wait_for_log(&["west0", "the mirror interface is up"]);
     web.ping(db.v4(), 5, 400);
     eventually(SOON, || {
         check(inside.frames().len() >= 20, || "too few packets".into())?;
@@ -141,7 +141,7 @@ fn a_mirror_target_that_cannot_be_is_refused_by_the_server_or_told_of() {
             json!({ "device": device, "gre": { "remote": "10.9.0.5", "key": 7 } }),
             "exactly one of device",
         ),
-        ("x", json!({ "device": device, "oversize": "Segment" }), "only a tunnel"),
+        ("x", json!({ "device": device, "oversize": "Segment" }), "only for a tunnel"),
         ("x", json!({ "pod": { "namespace": "security" } }), "exactly one of name and label"),
         ("x", json!({ "vxlan": { "remote": "10.9.0.5", "port": 70000, "vni": 7 } }), "spec.vxlan.port"),
         ("x", json!({ "vxlan": { "remote": "10.9.0.5", "port": 14789, "vni": "many" } }), "spec.vxlan.vni"),
@@ -163,7 +163,7 @@ fn a_mirror_target_that_cannot_be_is_refused_by_the_server_or_told_of() {
     let told = story.wait_told("lost", |of| !of["refused"].is_null());
     assert_eq!(told["refused"]["reason"], "TargetRefused", "{told:#}");
     let message = told["refused"]["message"].as_str().unwrap();
-    assert!(message.ends_with("\"127.0.0.1:14789\" is no address of another node"), "{message}");
+    assert!(message.ends_with("\"127.0.0.1:14789\" is not an address of another node"), "{message}");
     agent.wait_for_log(&["the MirrorTarget is refused", &bad]);
     agent.stop();
 }
@@ -213,7 +213,7 @@ fn the_limit_of_a_mirror_target_holds_for_all_of_its_mirrors_together() {
 
     api.set_way(Way::Refused);
     let agent = api.agent(lab, &[]);
-    agent.wait_for_log(&["slow0", "the mirror interface takes copies"]);
+    agent.wait_for_log(&["slow0", "the mirror interface is up"]);
     flood();
     api.set_way(Way::Open);
     lab.wait_get("/readyz", 200);

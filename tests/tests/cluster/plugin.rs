@@ -194,7 +194,7 @@ fn a_tail_that_is_killed_or_refused_leaves_no_tap() {
     host.wait_taps(&[&web.device]);
     let pid = cluster.agent_pid().unwrap();
     kill(Pid::from_raw(pid.cast_signed()), Signal::SIGKILL).unwrap();
-    reading.wait_for_log("it is tried again");
+    reading.wait_for_log("; retrying");
     eventually(PATIENCE, || {
         web.ping(db.ip, 1);
         let packets = PacketFile::read(reading.path()).packets.len();
@@ -233,7 +233,7 @@ fn a_mirror_is_switched_on_and_off_and_judged() {
     host.wait_taps(&[]);
     assert_eq!(told(cluster, &["status"]), "no Mirrors\n");
     let again = plugin(cluster, &["off", "deploy/web"]).output().unwrap();
-    assert!(String::from_utf8(again.stderr).unwrap().contains("there is no Mirror deploy-web"));
+    assert!(String::from_utf8(again.stderr).unwrap().contains("Mirror deploy-web not found"));
 }
 
 #[test]
@@ -245,7 +245,7 @@ fn the_nodes_say_how_a_pod_is_mirrored_and_what_it_carries() {
     host.wait_taps(&[&web.device]);
 
     let text = told(cluster, &["explain", "pod/web"]);
-    let place = format!("It is tapped at the node's end of its veth, {} ", web.device);
+    let place = format!("It is tapped at the node side of its veth, {} ", web.device);
     assert!(text.starts_with(&format!("{namespace}/web is mirrored.\n")) && text.contains(&place), "{text}");
     let text = told(cluster, &["explain", "db"]);
     assert!(text.starts_with(&format!("{namespace}/db is not mirrored.\n")), "{text}");
@@ -323,16 +323,16 @@ fn who_may_not_ask_the_agents_hears_what_the_api_server_knows() {
 
     // The administrator gets the agent's answer, that there is no such pod.
     let text = told(cluster, &["explain", "web"]);
-    assert!(text.contains("The Mirror mine of its namespace asks for it."), "{text}");
+    assert!(text.contains("Requested by the Mirror mine of the namespace."), "{text}");
     let missing = plugin(cluster, &["explain", "nosuch"]).output().unwrap();
     let why = String::from_utf8(missing.stderr).unwrap();
-    assert!(missing.status.code() == Some(1) && why.contains("there is no pod nosuch"), "{why}");
+    assert!(missing.status.code() == Some(1) && why.contains("pod nosuch not found"), "{why}");
     // No agent is ready in that namespace: the API server's message is shown, and the command fails.
     let elsewhere = plugin(cluster, &["explain", "web", "--agents", namespace]).output().unwrap();
     let text = String::from_utf8(elsewhere.stdout).unwrap();
     let why = String::from_utf8(elsewhere.stderr).unwrap();
     assert!(elsewhere.status.code() == Some(1) && text.contains("/mine selects it."), "{text} {why}");
-    assert!(why.contains("no agent of podmirror is ready there"), "{why}");
+    assert!(why.contains("no ready podmirror agent there"), "{why}");
 }
 
 /// The agents' own data needs a kubelet, so the stories of the level api only have agents that do not answer.

@@ -156,8 +156,8 @@ impl Seen {
         println!("    of web:    {requests} echo requests and {replies} replies, of {PINGS} each");
         println!("               {tcp_from_web} TCP segments from web, {tcp_to_web} to it");
         println!("    of others: {of_others} packets between db and client");
-        assert_eq!((requests, replies), (PINGS, PINGS), "not every ping stands on {MIRROR} once");
-        assert_eq!(of_others, 0, "packets of pods that are not mirrored stand on {MIRROR}");
+        assert_eq!((requests, replies), (PINGS, PINGS), "not every ping is on {MIRROR} once");
+        assert_eq!(of_others, 0, "packets of pods that are not mirrored are on {MIRROR}");
     }
 }
 

@@ -276,7 +276,7 @@ fn an_address_that_cannot_be_used_is_told_and_tried_again_while_mirroring_goes_o
             agent.stop();
             break;
         }
-        let told = agent.log_with(&["ERROR", "mirroring goes on", reason]);
+        let told = agent.log_with(&["ERROR", "mirroring continues", reason]);
         assert_eq!(told.len(), 1, "{:#?}", agent.log());
         agent.stop();
     }
@@ -293,7 +293,7 @@ fn an_empty_address_switches_it_off() {
         let words = [&["run", "--pods-from", pods.path()][..], arguments].concat();
         let agent = Agent::with_environment(lab, &words, variables);
         // By now the agent would listen.
-        agent.wait_for_log(&["takes copies"]);
+        agent.wait_for_log(&["the mirror interface is up"]);
         assert_eq!(lab.node().run("ss -Hltn"), "");
         agent.stop();
     }

@@ -89,7 +89,7 @@ fn a_bypass_changes_the_side_and_its_end_changes_it_back(mode: AttachMode) {
         all.less(&missing)
     });
     assert_eq!(of(cache, &mirror.frames()).same_as(&of(cache, &inside.capture.frames())), Ok(()));
-    agent.wait_for_log(&["what reaches the pod is seen at its NIC", "bpf_redirect_peer"]);
+    agent.wait_for_log(&["packets to the pod are now tapped at its NIC", "bpf_redirect_peer"]);
     drop((inside, mirror));
 
     // Now nothing is missing: all kinds of packets, through the node side and around it.
@@ -135,7 +135,7 @@ fn a_known_cni_that_comes_later_is_recognised_by_its_programs(mode: AttachMode) 
     are_at(&lab.status(), &[web], false).unwrap();
     let _cilium = Neighbour::of_cilium(lab, mode, web.veth_host(), db.veth_host());
     wait_inside(lab, &[web]);
-    agent.wait_for_log(&["what reaches the pod is seen at its NIC", "Cilium"]);
+    agent.wait_for_log(&["packets to the pod are now tapped at its NIC", "Cilium"]);
 }
 
 /// Two mirrored pods of a known CNI: no packet is missed, and a packet between them is copied once. Both sides share
@@ -160,7 +160,7 @@ fn a_known_cni_is_recognised_before_the_first_packet(mode: AttachMode) {
         wait_counted(lab, pod, &expected);
     }
     let words = lab.agent_exit(&["explain", "--pod", "default/web"]).stdout;
-    assert!(words.contains("Programs of Cilium are at the node's end of the veth"), "{words}");
+    assert!(words.contains("Programs of Cilium are at the node side of the veth"), "{words}");
     drop(mirror);
 
     pods.write(&[PodSpec::of(web), PodSpec::of(db)]);

@@ -160,7 +160,7 @@ fn a_broken_filter_is_told_once_and_its_pod_is_not_mirrored() {
     let told = lab.status().notes.unwrap()["not_mirrored"].clone();
     let message = told[0]["message"].as_str().unwrap();
     assert!(message.contains("tcp prot 80") && message.contains("at byte 4"), "{message}");
-    let remedy = "Correct the annotation. This mirror does not run until then.";
+    let remedy = "Correct the annotation. Until then, this mirror copies nothing.";
     let expected = serde_json::json!([{
         "pod": "default/web", "nic": null, "mirror": null, "reason": "BadSetting", "message": message, "remedy": remedy
     }]);

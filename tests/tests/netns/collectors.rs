@@ -159,7 +159,7 @@ fn a_collector_with_a_tap_of_its_own_gets_cut_copies(mode: AttachMode) {
     assert_eq!(
         notes["not_mirrored"].as_array().unwrap().len(),
         0,
-        "no program of ours hides a packet: {notes}"
+        "no podmirror program hides a packet: {notes}"
     );
     agent.stop();
     lab.cleanup();
@@ -249,7 +249,7 @@ fn a_collector_goes_and_comes_back() {
     agent.wait_for_log(&["nothing is copied to the target"]);
     pods.write(std::slice::from_ref(&web_spec));
     lab.wait_status(|status| {
-        let expected = "ids: this node has no such pod";
+        let expected = "ids: no such pod is on this node";
         check(unreached(status) == [expected], || format!("not {expected}"))
     });
     flood.go_on(200);
@@ -287,7 +287,7 @@ fn a_collector_goes_and_comes_back() {
     takes_copies();
     pods.remove();
     let agent = Agent::run(lab, any_mode(), &pods, &TARGET);
-    agent.wait_for_log(&["the target takes copies"]);
+    agent.wait_for_log(&["the target is up"]);
     takes_copies();
 
     let rounds = flood.stop();
@@ -352,9 +352,9 @@ fn a_target_that_cannot_be_is_refused_with_the_value() {
     let host = PodSpec::named("host").host_network();
     let pods = PodsFile::new(lab, &[scene.web(), scene.ids(), host]);
     for (target, named) in [
-        ("ids=pod:ids", "\"ids\" is no pod"),
-        ("ids=pod:default/app=", "\"app=\" is no label"),
-        ("ids=pot:default/ids", "\"pot\" is no kind of target"),
+        ("ids=pod:ids", "\"ids\" is not a pod"),
+        ("ids=pod:default/app=", "\"app=\" is not a label"),
+        ("ids=pot:default/ids", "\"pot\" is not a kind of target"),
         ("ids=pod:default/ids/a-name-that-is-too-long", "1 to 15 bytes"),
     ] {
         let exit = lab.agent_exit(&["run", "--pods-from", pods.path(), "--target", target]);
@@ -362,7 +362,7 @@ fn a_target_that_cannot_be_is_refused_with_the_value() {
     }
     let twice = ["--target", "a=pod:default/ids", "--target", "b=pod:default/ids"];
     let exit = lab.agent_exit(&[&["run", "--pods-from", pods.path()][..], &twice].concat());
-    assert!(exit.stderr.contains("is the destination of target a already"), "{exit:?}");
+    assert!(exit.stderr.contains("is already the destination of target a"), "{exit:?}");
 
     let targets = "ids=pod:default/ids/net1,host=pod:default/host,other=pod:default/other";
     let run = ["run", "--pods-from", pods.path()];
@@ -373,7 +373,7 @@ fn a_target_that_cannot_be_is_refused_with_the_value() {
     for (told, expected) in reasons.iter().zip([
         "host: the pod uses the node's own network",
         "ids: the pod has no interface net1",
-        "other: this node has no such pod",
+        "other: no such pod is on this node",
     ]) {
         assert!(told.replace('\\', "").starts_with(expected), "{reasons:?}");
     }

@@ -103,7 +103,7 @@ fn an_agent_that_was_killed_is_followed_without_a_gap(mode: AttachMode) {
         // While the agent starts, and after it has started.
         ping();
         lab.wait_status(|status| check(status.agent_running, || "not running".into()));
-        agent.wait_for_log(&["takes copies"]);
+        agent.wait_for_log(&["the mirror interface is up"]);
         lab.wait_mirrored(&[web]);
         ping();
         assert_eq!(attachments(lab, web.veth_host()), 2, "start {round}");
@@ -195,7 +195,7 @@ fn status_tells_the_same_with_and_without_an_agent() {
     let Node { web, db, lab } = &Node::bridged("status");
     let exit = lab.agent_exit(&["status"]);
     assert_eq!(exit.code, Some(1), "{exit:?}");
-    assert!(exit.stderr.contains("nothing is mirrored"), "{exit:?}");
+    assert!(exit.stderr.contains("no podmirror state"), "{exit:?}");
 
     let pods = PodsFile::new(lab, &[PodSpec::of(web).mirror("true"), PodSpec::of(db).mirror("ingress")]);
     let agent = Agent::run(lab, any_mode(), &pods, &[]);
@@ -236,7 +236,7 @@ fn a_second_agent_in_the_same_place_is_refused() {
     for arguments in [vec!["run", "--pods-from", pods.path()], vec!["attach", db.veth_host()]] {
         let exit = lab.agent_exit(&arguments);
         assert_eq!(exit.code, Some(1), "{exit:?}");
-        assert!(exit.stderr.contains("another mirror-agent is at work"), "{exit:?}");
+        assert!(exit.stderr.contains("another mirror-agent is running"), "{exit:?}");
     }
     let copied = lab.wait_mirrored(&[web]).tap(web.veth_host()).total("copied");
     web.ping(db.v4(), 10, 56);

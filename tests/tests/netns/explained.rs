@@ -48,7 +48,7 @@ fn a_pod_is_explained_at_each_step_of_its_life() {
 
     // No mirror is requested.
     let ask = "kubectl annotate --overwrite --namespace default pod web podmirror.io/mirror=true";
-    wait_told(lab, WEB, &["default/web is not mirrored.\nNo mirror is asked for: ", "(NoRequest)\n", ask]);
+    wait_told(lab, WEB, &["default/web is not mirrored.\nNo mirror is requested: ", "(NoRequest)\n", ask]);
     wait_told(lab, "default/db", &["default/db is not mirrored.\nThe pod opts out: ", "(OptedOut)\n"]);
 
     // An annotation requests a mirror, with a filter and a budget.
@@ -65,15 +65,15 @@ fn a_pod_is_explained_at_each_step_of_its_life() {
         WEB,
         &[
             "default/web is mirrored.\n\nNIC eth0\n",
-            &format!("  It is tapped at the node's end of its veth, {device} (ifindex {tapped}).\n"),
+            &format!("  It is tapped at the node side of its veth, {device} (ifindex {tapped}).\n"),
             &format!("egress ({way}) for what reaches the pod, ingress ({way}) for what leaves the pod.\n"),
-            "  The agent sees no other program ahead of them.\n",
-            "\n  Mirror default\n    The annotation podmirror.io/mirror (or ovn.kubernetes.io/mirror) of the pod asks for it.\n",
+            "  The agent sees no other program before them.\n",
+            "\n  Mirror default\n    Requested by the annotation podmirror.io/mirror (or ovn.kubernetes.io/mirror) of the pod.\n",
             "    It copies both directions: what reaches the pod, and what leaves the pod.\n",
             "    Filter: only packets that match \"icmp\".\n",
             "    Budget: it ends after 4 copied packets; 2 are left.\n",
             &format!(
-                "    The target default is the mirror interface {MIRROR} (ifindex {mirror_iface}). It takes copies now.\n"
+                "    The target default is the mirror interface {MIRROR} (ifindex {mirror_iface}). It accepts copies now.\n"
             ),
             "      copied: ingress 1 packets (98 bytes), egress 1 packets (98 bytes)\n",
         ],
@@ -86,7 +86,7 @@ fn a_pod_is_explained_at_each_step_of_its_life() {
         lab,
         WEB,
         &[
-            "default/web has a mirror, but nothing is copied now. The reasons stand below.\n",
+            "default/web has a mirror, but nothing is copied now. See the reasons below.\n",
             "4 copied packets; 0 are left.\n    It has ended, because its budget of packets is used up: nothing is copied.",
             "      copied: ingress 2 packets (196 bytes), egress 2 packets (196 bytes)\n",
             "      ended: ingress 2 packets (196 bytes), egress 2 packets (196 bytes)\n        A budget is used up.",
@@ -100,7 +100,7 @@ fn a_pod_is_explained_at_each_step_of_its_life() {
     let wrong = [("mirror", "true"), ("filter", "tcp prot 80")];
     pods.write(&[spec(&wrong), PodSpec::of(db).mirror("false")]);
     let told = [
-        "default/web is not mirrored.\n\nNot as asked:\n  BadSetting: annotation podmirror.io/filter \"tcp prot 80\": ",
+        "default/web is not mirrored.\n\nNot as requested:\n  BadSetting: annotation podmirror.io/filter \"tcp prot 80\": ",
         "\n    Correct the annotation.",
     ];
     wait_told(lab, WEB, &told);
@@ -140,10 +140,7 @@ fn a_pod_is_explained_at_each_step_of_its_life() {
     wait_told(
         lab,
         WEB,
-        &[
-            "default/web is mirrored.\nNo agent runs on this node.",
-            "Only an agent that answers can tell whether",
-        ],
+        &["default/web is mirrored.\nNo agent is running on this node.", "Without an answer of the agent"],
     );
     wait_counters_told(lab, device);
     assert_eq!((lab.network_state(), lab.pins()), before);
@@ -153,25 +150,18 @@ fn a_pod_is_explained_at_each_step_of_its_life() {
     wait_told(
         lab,
         WEB,
-        &[
-            "NamespaceExcluded: its namespace is one of those that are never mirrored",
-            "Only the administrator",
-        ],
+        &["NamespaceExcluded: its namespace is excluded from mirroring", "Only the administrator"],
     );
     wait_told(lab, "default/db", &["(NamespaceExcluded)\nOnly the administrator can change this"]);
     agent.stop();
     pods.write(&[spec(&[]), PodSpec::of(db).mirror("true")]);
     let _agent = Agent::run(lab, any_mode(), &pods, &["--allow-namespaces", "shop"]);
     wait_told(lab, WEB, &["(NamespaceNotAllowed)\nOnly the administrator can change this"]);
-    wait_told(
-        lab,
-        "default/db",
-        &["NamespaceNotAllowed: its namespace is none of those that may ask for a mirror"],
-    );
+    wait_told(lab, "default/db", &["NamespaceNotAllowed: its namespace is not allowed to request mirrors"]);
 }
 
 #[test]
-fn a_pod_of_which_nothing_is_known_is_an_error_that_says_where_to_look() {
+fn the_error_for_an_unknown_pod_says_where_to_look() {
     let Node { web, lab, .. } = &Node::bridged("unexplained");
     let fails = |pod: &str, message: &str| {
         eventually(SOON, || {
@@ -180,15 +170,15 @@ fn a_pod_of_which_nothing_is_known_is_an_error_that_says_where_to_look() {
             check(exit.stdout.is_empty(), || format!("{exit:?}"))
         });
     };
-    fails(WEB, "nothing is mirrored: no maps in");
+    fails(WEB, "no podmirror state in");
     let pods = PodsFile::new(lab, &[PodSpec::of(web).mirror("true")]);
     let agent = Agent::run(lab, any_mode(), &pods, &[]);
     lab.wait_mirrored(&[web]);
     wait_told(lab, WEB, &["default/web is mirrored.\n"]);
-    fails("default/wbe", "the agent of this node knows no pod default/wbe: check the name");
+    fails("default/wbe", "the agent of this node has no pod default/wbe: check the name");
     fails("shop/web", "`kubectl get pod --namespace shop web --output wide` names its node");
     agent.stop();
-    fails("default/wbe", "no tap of this node is for pod default/wbe, and no agent runs here");
+    fails("default/wbe", "this node has no tap for pod default/wbe, and no agent is running");
     // Wrong usage.
     for (arguments, code, message) in
         [(&["explain"][..], 2, "--pod"), (&["explain", "--pod", "web"], 2, "as in shop/web")]

@@ -38,7 +38,8 @@ fn wait_for_uncut(lab: &Lab, expected: bool) {
         let notes = status.notes.as_ref().ok_or("no agent")?;
         let is_uncut = notes["not_mirrored"].as_array().is_some_and(|notes| {
             notes.iter().any(|note| {
-                note["reason"] == "Uncut" && note["message"].as_str().unwrap().contains("ahead of the mirror")
+                note["reason"] == "Uncut"
+                    && note["message"].as_str().unwrap().contains("before podmirror's program")
             })
         });
         check(is_uncut == expected && notes["failures"] == serde_json::json!([]), || format!("{notes}"))
@@ -99,7 +100,7 @@ fn a_second_stage_that_cannot_be_ahead_stops_only_what_it_would_cut() {
     let both = [cut, PodSpec::of(db).mirror("true").annotated("podmirror.io/filter", "icmp")];
     pods.write(&both);
     lab.wait_mirrored(&[web, db]);
-    agent.wait_for_log(&["cannot be cut or addressed", "u32 at priority 1"]);
+    agent.wait_for_log(&["cannot be truncated or addressed", "u32 at priority 1"]);
     let mirror = Capture::start(lab.node(), MIRROR);
     web.ping(db.v4(), 10, 1000);
     eventually(SOON, || {
@@ -137,7 +138,7 @@ fn filters_ahead_of_ours_are_told_by_direction() {
     let agent = Agent::run(lab, AttachMode::Clsact, &pods, &[]);
     wait_for_hidden(
         lab,
-        &[("egress", "u32 at priority 1) takes every packet"), ("ingress", "ingress qdisc")],
+        &[("egress", "u32 at priority 1) accepts every packet"), ("ingress", "ingress qdisc")],
     );
     let status = lab.status();
     let attached = &status.tap(device).attached;

@@ -53,7 +53,7 @@ fn an_unprivileged_process_keeps_nobody_from_working_and_is_not_believed() {
     let before = lab.network_state();
     let _directory = intrude(lab);
     let exit = lab.agent_exit(&["status"]);
-    assert!(exit.code == Some(1) && exit.stderr.contains("nothing is mirrored"), "{exit:?}");
+    assert!(exit.code == Some(1) && exit.stderr.contains("no podmirror state"), "{exit:?}");
 
     let pods = PodsFile::new(lab, &[PodSpec::of(web).mirror("true")]);
     let agent = Agent::run(lab, any_mode(), &pods, &[]);
@@ -100,10 +100,10 @@ fn one_agent_works_in_a_network_namespace_and_in_a_directory() {
         }
     };
     let (here, other) = (lab.bpffs().to_str().unwrap(), lab.bpffs().join("other"));
-    refused(lab, here, "another mirror-agent is at work on this node");
-    refused(lab, other.to_str().unwrap(), "another mirror-agent is at work on this node");
+    refused(lab, here, "another mirror-agent is running on this node");
+    refused(lab, other.to_str().unwrap(), "another mirror-agent is running on this node");
     // As from a container with a network namespace of its own.
-    refused(elsewhere, here, &format!("another mirror-agent is at work in {here}/podmirror"));
+    refused(elsewhere, here, &format!("another mirror-agent is running in {here}/podmirror"));
     assert!(lab.status().agent_running);
     assert!(places(lab).iter().all(|place| fs::exists(place).unwrap()));
     agent.stop();
@@ -112,7 +112,7 @@ fn one_agent_works_in_a_network_namespace_and_in_a_directory() {
     // An agent of an earlier version holds only this lock.
     let directory = File::open(lab.bpffs().join("podmirror")).unwrap();
     let earlier = Flock::lock(directory, FlockArg::LockExclusiveNonblock).unwrap();
-    refused(lab, here, &format!("another mirror-agent is at work in {here}/podmirror"));
+    refused(lab, here, &format!("another mirror-agent is running in {here}/podmirror"));
     drop(earlier);
 
     // The files of a killed agent do not count as a running agent, and do not block the next one.

@@ -30,7 +30,7 @@ fn a_missing_mirror_interface_is_made_and_says_nothing() {
     );
     let made = device(lab, MIRROR);
     let kind = made["linkinfo"]["info_kind"].as_str().unwrap();
-    agent.wait_for_log(&["made a device for copies", MIRROR, kind]);
+    agent.wait_for_log(&["created a device for copies", MIRROR, kind]);
     assert!(kind == "dummy" || agent.log_with(&["no dummy driver"]).len() == 1, "{kind}");
     assert_eq!((made["mtu"].as_u64(), made["ifalias"].as_str()), (Some(65535), Some("podmirror")));
     assert!(made["flags"].as_array().unwrap().contains(&"NOARP".into()), "{made}");
@@ -251,7 +251,7 @@ fn no_packet_is_lost_while_the_mirror_interface_is_deleted() {
     lab.node().ip(&format!("link delete {MIRROR}"));
     flood.go_on(300);
     let agent = Agent::run(lab, any_mode(), &pods, &[]);
-    agent.wait_for_log(&["takes copies"]);
+    agent.wait_for_log(&["the mirror interface is up"]);
     copies_go_on(lab, &flood, MIRROR);
     flood.stop();
     let passed = packets(lab, web.veth_host()) - before;

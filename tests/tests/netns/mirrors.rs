@@ -206,10 +206,10 @@ fn targets_that_cannot_be_are_wrong_usage() {
     let pods = PodsFile::new(lab, &[]);
     for (arguments, expected) in [
         (&["--target", "ids"][..], "use a name and a destination, as in ids=ids0"),
-        (&["--target", "IDS=ids0"], "\"IDS\" is no name"),
+        (&["--target", "IDS=ids0"], "\"IDS\" is not a name"),
         (&["--target", "ids=a/b"], "an interface name has 1 to 15 bytes"),
-        (&["--target", "ids=mirror0"], "mirror0 is the destination of target default already"),
-        (&["--target", "ids=a0", "--target", "ids=b0"], "the destination of target ids is a0 already"),
+        (&["--target", "ids=mirror0"], "mirror0 is already the destination of target default"),
+        (&["--target", "ids=a0", "--target", "ids=b0"], "the destination of target ids is already a0"),
         (&["--target", "ids=lo"], "lo cannot be the mirror interface"),
     ] {
         let exit = lab.agent_exit(&[&["run", "--pods-from", pods.path()][..], arguments].concat());

@@ -79,7 +79,7 @@ fn a_pod_with_a_user_namespace_is_mirrored(mode: AttachMode) {
 
     if mode == AttachMode::Clsact {
         assert!(root.can("tc qdisc delete dev eth0 clsact"));
-        agent.wait_for_log(&["partly mirrored", "has removed our program"]);
+        agent.wait_for_log(&["partly mirrored", "has removed podmirror's program"]);
         lab.wait_taps(&["eth0"]);
     } else {
         assert!(root.can("tc qdisc add dev eth0 clsact") && root.can("tc qdisc delete dev eth0 clsact"));

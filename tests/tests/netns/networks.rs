@@ -180,7 +180,7 @@ fn a_network_with_a_new_name_keeps_its_mirror() {
     // An unreadable annotation provides no names, and ends no mirror.
     pods.write(&[PodSpec::of(web).mirror("true").annotated(NETWORK_STATUS, "[{")]);
     wait_networks([None, None]);
-    agent.wait_for_log(&["WARN", NETWORK_STATUS, "it is no JSON list (line 1, column 2); it is ignored"]);
+    agent.wait_for_log(&["WARN", NETWORK_STATUS, "it is not a JSON list (line 1, column 2); it is ignored"]);
     pods.write(&named("shop/quick"));
     wait_networks([Some("kube-ovn"), Some("shop/quick")]);
     agent.stop();

@@ -101,7 +101,7 @@ fn without_offloads_copies_are_as_on_a_wire() {
     // The next agent runs without the flag: it resets its own device to the default offloads, so copies can be
     // super-frames.
     let agent = Agent::run(lab, any_mode(), &pods, &[]);
-    agent.wait_for_log(&["takes copies"]);
+    agent.wait_for_log(&["the mirror interface is up"]);
     offloads_are(lab, MIRROR, true).unwrap();
     let frames = shown_as_they_are(node, MIRROR);
     count(&mut expected, &frames, |_| "copied");
@@ -158,7 +158,7 @@ fn the_mirror_interface_has_no_offloads_after_it_was_deleted_or_given_them() {
     assert_eq!(lab.status().mirror().ifindex, status.mirror().ifindex);
     // A concurrent round may have found no mirror interface; there must be no other warning.
     let unwelcome = ["WARN", "ERROR"].map(|level| agent.log_with(&[level])).concat();
-    let unwelcome: Vec<_> = unwelcome.iter().filter(|line| !line.contains("is gone")).collect();
+    let unwelcome: Vec<_> = unwelcome.iter().filter(|line| !line.contains("no longer exists")).collect();
     assert!(unwelcome.is_empty(), "{unwelcome:#?}");
 }
 
@@ -175,7 +175,7 @@ fn a_device_that_exists_loses_its_offloads_only_when_that_was_told() {
     let iface = ["--mirror-iface", "cap0"];
     for (arguments, stays) in [(&iface[..], true), (&[iface, OFF].concat(), false), (&iface[..], false)] {
         let agent = Agent::run(lab, any_mode(), &pods, arguments);
-        agent.wait_for_log(&["takes copies"]);
+        agent.wait_for_log(&["the mirror interface is up"]);
         lab.wait_mirrored(&[web]);
         if stays {
             assert_eq!(features(lab, "cap0"), before);
@@ -188,7 +188,7 @@ fn a_device_that_exists_loses_its_offloads_only_when_that_was_told() {
         }
         // The device is not the agent's, so it gets no queue; the consequence is reported once.
         assert_eq!(queue(lab, "cap0"), queue_before);
-        let told = agent.log_with(&["WARN", "overtake each other", "qdisc add dev cap0"]).len();
+        let told = agent.log_with(&["WARN", "can be reordered", "qdisc add dev cap0"]).len();
         assert_eq!(told, usize::from(arguments.contains(&"off")), "{:#?}", agent.log());
         agent.stop();
     }
@@ -211,7 +211,7 @@ fn offloads_that_cannot_be_switched_off_are_named_once() {
     let pods = PodsFile::new(lab, &[PodSpec::of(web).mirror("true")]);
     let agent = Agent::run(lab, any_mode(), &pods, &[&["--mirror-iface", "stiff"][..], &OFF].concat());
     lab.wait_mirrored(&[web]);
-    let line = agent.wait_for_log(&["cannot switch these offloads off"]);
+    let line = agent.wait_for_log(&["cannot disable these offloads"]);
     for part in ["WARN", "stiff", "tx-checksum-ip-generic", "tx-tcp-segmentation"] {
         assert!(line.contains(part), "no {part:?} in {line}");
     }

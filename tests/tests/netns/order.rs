@@ -149,7 +149,7 @@ fn copies_do_not_overtake_each_other_without_offloads(mode: AttachMode) {
     assert!(queue(lab, MIRROR).contains("pfifo 706d: root"), "{}", queue(lab, MIRROR));
     agent.stop();
     let agent = Agent::run(lab, mode, &pods, &[]);
-    agent.wait_for_log(&["takes copies"]);
+    agent.wait_for_log(&["the mirror interface is up"]);
     eventually(SOON, || {
         let queue = queue(lab, MIRROR);
         check(queue.contains("noqueue"), || queue)
@@ -218,7 +218,7 @@ fn a_queue_that_was_taken_away_comes_back_and_one_of_somebody_else_stays() {
     agent.stop();
     for offloads in ["off", "on"] {
         let agent = Agent::run(lab, any_mode(), &pods, &["--mirror-offloads", offloads]);
-        agent.wait_for_log(&["takes copies"]);
+        agent.wait_for_log(&["the mirror interface is up"]);
         is("pfifo 9: root").unwrap();
         assert_eq!(agent.log_with(&["ERROR"]), Vec::<String>::new());
         agent.stop();

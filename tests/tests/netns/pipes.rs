@@ -152,7 +152,7 @@ fn a_fifo_is_written_when_it_has_a_reader() {
     let fifos = [fifo("nobody"), fifo("packets")];
     let [mut nobody, mut somebody] = fifos.each_ref().map(|path| Tail::into_fifo(lab, &TAIL, path));
     for tail in [&mut nobody, &mut somebody] {
-        tail.wait_for_log("no program reads this FIFO yet");
+        tail.wait_for_log("waiting for a program that reads this FIFO");
     }
     nobody.interrupt();
     assert_eq!(nobody.exit().code, Some(0));

@@ -321,7 +321,7 @@ fn a_nic_that_leads_past_the_node_is_mirrored_where_it_is_named() {
     let spec = || PodSpec::of(&web).mirror("true");
     let pods = PodsFile::new(&lab, &[spec()]);
     let agent = Agent::run(&lab, any_mode(), &pods, &[]);
-    agent.wait_for_log(&["not mirrored", "has no veth end on the node"]);
+    agent.wait_for_log(&["not mirrored", "has no veth peer on the node"]);
     pods.write(&[spec().annotated("podmirror.io/nics", "eth0")]);
     wait_tapped(&lab, &[&web]);
     let inside = Inside::of(&web);

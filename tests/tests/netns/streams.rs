@@ -346,15 +346,15 @@ fn what_is_no_stream_of_this_agent_is_refused() {
         assert_eq!(exit.stderr.lines().count(), 1, "{words:?}: {exit:?}");
     };
     let tail = ["tail", "--target", "live"];
-    refused(&tail, "no agent runs on this node");
+    refused(&tail, "no agent is running on this node");
     assert!(lab.pins().is_empty(), "{:?}", lab.pins());
     let pods = PodsFile::new(lab, &[streamed(web)]);
     let targets = ["--target", "live=stream", "--target", "ids=ids0", "--target", "other=stream"];
     let _agent = Agent::run(lab, any_mode(), &pods, &targets);
     lab.wait_mirrored(&[web]);
-    refused(&["tail", "--target", "nosuch"], "there is no target \"nosuch\" on this node");
-    refused(&["tail", "--target", "ids"], "target ids is no stream: its copies go to ids0");
-    refused(&["tail", "--target", "default"], "target default is no stream: its copies go to mirror0");
+    refused(&["tail", "--target", "nosuch"], "this node has no target \"nosuch\"");
+    refused(&["tail", "--target", "ids"], "target ids is not a stream: its copies go to ids0");
+    refused(&["tail", "--target", "default"], "target default is not a stream: its copies go to mirror0");
     let settings = ["--filter", "udp", "--snaplen", "96", "--sample", "1/2", "--direction", "both"];
     for words in settings.chunks(2) {
         refused(&[&tail, words].concat(), &format!("{} cannot be used with --target live", words[0]));
@@ -370,7 +370,7 @@ fn what_is_no_stream_of_this_agent_is_refused() {
     let run = ["run", "--pods-from", pods.path()];
     for (words, told) in [
         (["--target", "default=stream"], "is the device of --mirror-iface"),
-        (["--mirror-target", "live"], "--target live=DESTINATION makes one"),
+        (["--mirror-target", "live"], "define it with --target live=DESTINATION"),
     ] {
         let exit = lab.agent_exit(&[&run[..], &words].concat());
         assert!(exit.code == Some(1) && exit.stderr.contains(told), "{words:?}: {exit:?}");

@@ -152,9 +152,12 @@ fn an_interface_is_read_without_an_agent() {
 fn what_cannot_be_read_is_refused() {
     let Node { web, db, lab } = &Node::bridged("tailrefused");
     let alone = lab.agent_exit(&["tail", "--pod", "default/web", "-w", "/dev/null"]);
-    assert!(alone.code == Some(1) && alone.stderr.contains("no agent runs on this node"), "{alone:?}");
+    assert!(alone.code == Some(1) && alone.stderr.contains("no agent is running on this node"), "{alone:?}");
     let missing = lab.agent_exit(&["tail", "nosuch0", "-w", "/dev/null"]);
-    assert!(missing.code == Some(1) && missing.stderr.contains("there is no such interface"), "{missing:?}");
+    assert!(
+        missing.code == Some(1) && missing.stderr.contains("the interface does not exist"),
+        "{missing:?}"
+    );
     assert!(lab.pins().is_empty(), "{:?}", lab.pins());
     let pods = PodsFile::new(lab, &[PodSpec::of(web), PodSpec::of(db)]);
     let _agent = Agent::run(lab, any_mode(), &pods, &["--exclude-namespaces", "default"]);
@@ -162,7 +165,7 @@ fn what_cannot_be_read_is_refused() {
     for (words, told) in [
         (&["tail", "--pod", "default/nosuch"][..], "this node has no pod default/nosuch"),
         (&["tail", "--pod", "default/web"][..], "--exclude-namespaces"),
-        (&["tail", "nosuch0"][..], "there is no such interface"),
+        (&["tail", "nosuch0"][..], "the interface does not exist"),
         (&["tail", MIRROR][..], "is the mirror interface itself"),
     ] {
         let exit = lab.agent_exit(&[words, &["-w", "/dev/null"]].concat());
@@ -263,7 +266,7 @@ fn a_killed_agents_capture_is_not_the_next_ones() {
     let inside = Inside::of(web);
     // Without an agent a tail must not remove what the agent has left.
     let exit = lab.agent_exit(&["tail", web.veth_host(), "-w", "/dev/null"]);
-    assert!(exit.code == Some(1) && exit.stderr.contains("has left its mirror"), "{exit:?}");
+    assert!(exit.code == Some(1) && exit.stderr.contains("an earlier one left its mirror"), "{exit:?}");
     web.ping(db.v4(), 3, 56);
     let _agent = Agent::run(lab, any_mode(), &pods, &[]);
     lab.wait_status(|status| check(status.agent_running, || "no agent".into()));

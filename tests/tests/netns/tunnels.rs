@@ -31,7 +31,7 @@ fn a_tunnel_brings_every_frame_once_and_unchanged() {
         lab.wait_mirrored(&[web]);
         let status = wait_target(lab, target, true);
         assert_eq!(status.target(target).device, DEVICE, "both share it");
-        agent.wait_for_log(&["the target takes copies", &format!("\"room\":{room}")]);
+        agent.wait_for_log(&["the target is up", &format!("\"room\":{room}")]);
         let link = lab.node().ip(&format!("link show {DEVICE}"));
         assert!(link.contains("NOARP") && link.contains("alias podmirror"), "{link}");
         scene.brings_every_frame(&[device], target == "v4");
@@ -73,7 +73,7 @@ fn each_nic_has_its_own_key() {
         shows(&by_db, || outside.capture.frames().only(|frame| frame[6..12] != web.eth0().mac));
         agent.stop();
         agent = Agent::run(lab, any_mode(), &pods, &targets);
-        agent.wait_for_log(&["the target takes copies"]);
+        agent.wait_for_log(&["the target is up"]);
         assert_eq!(keys(&lab.status()), given, "the same after a restart, round {round}");
     }
     // There is no third key until a pod is deleted.
@@ -81,7 +81,10 @@ fn each_nic_has_its_own_key() {
     lab.wait_status(|status| {
         let notes = status.notes.clone().unwrap_or_default();
         let why = notes["not_mirrored"].to_string();
-        check(why.contains("NoRoom") && why.contains("has 2 keys, one for each NIC"), || why)
+        check(
+            why.contains("NoRoom") && why.contains("all 2 keys of the target's tunnel, one for each NIC"),
+            || why,
+        )
     });
     pods.write(&all[1..]);
     let status = lab.wait_status(|status| {
@@ -127,7 +130,7 @@ fn a_port_that_is_taken_is_a_reason_of_its_target_alone() {
     lab.node().ip(&format!("link add {DEVICE} type vxlan id 1 dstport 4790"));
     lab.node().ip(&format!("link set {DEVICE} up"));
     let agent = Agent::run(lab, any_mode(), &pods, &["--target", FAR]);
-    agent.wait_for_log(&["the agent has not made the device"]);
+    agent.wait_for_log(&["the agent did not create the device"]);
     agent.stop();
     lab.cleanup();
     assert!(lab.devices().contains(&DEVICE.to_owned()));

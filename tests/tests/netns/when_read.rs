@@ -84,7 +84,7 @@ fn copies_are_made_for_readers_alone() {
     assert!(table.contains("copies only while a program reads it"), "{table}");
     let pod = format!("default/{}", web.name());
     let words = lab.agent_exit(&["explain", "--pod", &pod]).stdout;
-    assert!(words.contains("Nobody read the mirror interface"), "{words}");
+    assert!(words.contains("No program read the mirror interface"), "{words}");
 
     // A capture on the device, on the other end of a veth that replaces a dummy device, and on all devices.
     let ends = lab.devices().into_iter().filter(|name| name.starts_with(MIRROR));

@@ -30,9 +30,12 @@ pub(super) fn findings(facts: &Facts) -> Vec<Finding> {
     if !is_installed(facts) {
         let found = format!("podmirror is not installed in namespace {namespace}");
         return vec![match facts.crds.as_ref().is_ok_and(|crds| !crds.is_empty()) {
-            true => Finding::warn("agents", found, "--agents names another namespace; the CRDs are there"),
+            true => {
+                Finding::warn("agents", found, "the CRDs are installed; set another namespace with --agents")
+            }
             false => Finding {
-                todo: "docs/install.md says how to install it; --agents names another namespace".to_owned(),
+                todo: "see docs/install.md for the installation, or set another namespace with --agents"
+                    .to_owned(),
                 ..Finding::ok("agents", found)
             },
         }];
@@ -60,10 +63,10 @@ fn agents(facts: &Facts, by_node: &Agents) -> Vec<Finding> {
     let mut findings = Vec::new();
     if ready == 0 {
         let found = match desired {
-            0 => "the DaemonSet wants no agent on any node".to_owned(),
+            0 => "the DaemonSet schedules no agent on any node".to_owned(),
             // For example, the Pod Security level of the namespace forbids the pods.
             _ if by_node.is_empty() => {
-                format!("the DaemonSet wants {desired}, and there is none on any node")
+                format!("the DaemonSet wants {desired}, but no node has one")
             }
             _ => format!("no agent of {desired} is ready: {}", named(unready())),
         };
@@ -84,7 +87,7 @@ fn agents(facts: &Facts, by_node: &Agents) -> Vec<Finding> {
     let without: Vec<_> = nodes.filter(|node| !by_node.contains_key(node)).collect();
     if !without.is_empty() {
         let found = format!("these nodes have no agent: {}", named(without.iter().map(String::as_str)));
-        let todo = "if you want agents there, look at the chart's nodeSelector, affinity, tolerations and \
+        let todo = "if agents should run there, check the chart's nodeSelector, affinity, tolerations and \
                     image.architectures";
         findings.push(Finding::warn("agents", found, todo));
     }
@@ -134,8 +137,10 @@ fn versions(facts: &Facts, pods: &[Pod]) -> Vec<Finding> {
             format!("{version} on {}", named(nodes.iter().map(String::as_str)))
         };
         let found = format!("the agents differ: {}", versions.iter().map(of).collect::<Vec<_>>().join("; "));
-        let todo =
-            format!("kubectl -n {} rollout status daemonset shows whether an upgrade goes on", facts.agents);
+        let todo = format!(
+            "kubectl -n {} rollout status daemonset shows whether an upgrade is in progress",
+            facts.agents
+        );
         return vec![Finding::warn("versions", found, todo)];
     }
     let Some(version) = versions.keys().next() else { return Vec::new() };
@@ -146,7 +151,7 @@ fn versions(facts: &Facts, pods: &[Pod]) -> Vec<Finding> {
         let found = format!("the agents have {version}, this plugin has {plugin}");
         Finding::warn("versions", found, "use the plugin of the agents' version")
     } else {
-        let found = format!("all agents have the image {version}, which does not say their version");
+        let found = format!("all agents have the image {version}, whose tag does not contain their version");
         Finding::ok("versions", found)
     }]
 }
@@ -175,10 +180,10 @@ fn reports(facts: &Facts, by_node: &Agents) -> Vec<Finding> {
     }
     if !stale.is_empty() {
         let found = format!(
-            "the reports of these nodes do not count, because they are too old or from the future: {}",
+            "the reports of these nodes are ignored, because they are too old or from the future: {}",
             named(stale)
         );
-        findings.push(Finding::warn("reports", found, format!("look at the clocks of these nodes; {log}")));
+        findings.push(Finding::warn("reports", found, format!("check the clocks of these nodes; {log}")));
     }
     if !refusing.is_empty() {
         let found = format!("Mirrors are refused on {}", named(refusing));
@@ -210,11 +215,11 @@ fn controller(facts: &Facts) -> Finding {
         return Finding::warn(
             "controller",
             found,
-            "the chart's controller.enabled brings it; mirrors work without it",
+            "the chart's controller.enabled installs it; mirrors work without it",
         );
     }
     if available == 0 {
-        let found = "no controller is available, so the status of Mirrors and MirrorTargets stays as it was";
+        let found = "no controller is available, so the status of Mirrors and MirrorTargets is not updated";
         let todo = format!("kubectl -n {} describe deployment", facts.agents);
         return Finding::warn("controller", found.to_owned(), todo);
     }
@@ -231,11 +236,11 @@ fn targets(facts: &Facts) -> Vec<Finding> {
 
 fn of_target(target: &MirrorTarget, is_whole: bool) -> Finding {
     let name = target.name_any();
-    let look = format!("kubectl get mirrortarget {name} -o yaml names the nodes and the reasons");
+    let look = format!("kubectl get mirrortarget {name} -o yaml shows the nodes and the reasons");
     let Some(status) = &target.status else {
         let todo = match is_whole {
             true => "the controller writes the status: see the check controller",
-            false => "the status needs Kubernetes 1.30; `mirror-agent status` on a node tells it",
+            false => "the status needs Kubernetes 1.30; use `mirror-agent status` on a node instead",
         };
         return Finding::warn("targets", format!("{name} has no status"), todo);
     };
@@ -260,7 +265,7 @@ fn answered(answers: &[Answer], facts: &Facts) -> Vec<Finding> {
             Err(why) => told.push(format!("{node} does not answer: {why}")),
             Ok(status) => {
                 let Some(notes) = &status.notes else {
-                    told.push(format!("{node}: no agent runs there, or it does not answer its own command"));
+                    told.push(format!("{node}: no agent is running there, or it does not answer"));
                     continue;
                 };
                 told.extend(notes.failures.iter().map(|failure| format!("{node}: {failure}")));

@@ -39,15 +39,14 @@ pub(in crate::check) fn asked(namespace: &str, agents: &str) -> Vec<Asked> {
         is_for_answers: subresource == Some("exec"),
     };
     let (pods, own, of_agents) = ("pods", Some(namespace), Some(agents));
-    let edit =
-        format!("Kubernetes' role edit in namespace {namespace} has this right when podmirror is installed");
-    let view = format!("Kubernetes' role view in namespace {namespace} has this right");
+    let edit = format!("with podmirror installed, the ClusterRole edit in namespace {namespace} grants this");
+    let view = format!("the ClusterRole view in namespace {namespace} grants this");
     let tail = format!(
-        "the Role podmirror-tail of the chart has this right: kubectl -n {agents} create rolebinding NAME --role \
+        "the Role podmirror-tail of the chart grants this: kubectl -n {agents} create rolebinding NAME --role \
          podmirror-tail --user USER. Read docs/security.md first"
     );
-    let exec = "this is an administrator's right, and no role of podmirror has it: docs/security.md says what it means";
-    let all = "a ClusterRoleBinding to Kubernetes' role view has this right when podmirror is installed";
+    let exec = "only administrators should have this permission, and no role of podmirror grants it: see docs/security.md";
+    let all = "with podmirror installed, a ClusterRoleBinding to the ClusterRole view grants this";
     vec![
         right(
             mirror_api::GROUP,

@@ -135,7 +135,7 @@ fn a_node_that_names_no_reason_says_what_it_leaves_out() {
     let mut full = summary("mine");
     full["moreNotCovered"] = json!(7);
     let text = said(full);
-    assert!(text.ends_with("it leaves out 7."), "{text}");
+    assert!(text.ends_with("7 reasons are not listed."), "{text}");
     let mut refused = summary("mine");
     refused["refused"] = json!({ "reason": "InvalidFilter", "message": "no such word" });
     assert_eq!(said(refused), "Node a refuses it: InvalidFilter: no such word");

@@ -138,7 +138,7 @@ fn other_files_are_refused_with_the_reason() {
     assert_eq!(refused(&[0xd4, 0xc3]), "it is shorter than its header");
     assert_eq!(refused(&[7; 30]), "it is neither a pcap nor a pcapng file");
     let other = pcap(&[(&ARP, 60)], true, 0xa1b2_c3d4, 113);
-    assert_eq!(refused(&other), "packet 1 is no Ethernet frame (link type 113)");
+    assert_eq!(refused(&other), "packet 1 is not an Ethernet frame (link type 113)");
     let mut cut = pcap(&[(&ARP, 60)], true, 0xa1b2_c3d4, 1);
     cut.pop();
     assert_eq!(refused(&cut), "it ends in the middle of a block after packet 0");

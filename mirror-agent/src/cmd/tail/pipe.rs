@@ -38,7 +38,7 @@ pub(super) async fn has_reader(destination: &Destination) -> Option<File> {
     };
     let mut opened = open();
     if is_unread(&opened) {
-        info!(fifo = %path.display(), "no program reads this FIFO yet; the capture begins when one does");
+        info!(fifo = %path.display(), "waiting for a program that reads this FIFO");
     }
     while is_unread(&opened) {
         sleep(AGAIN).await;

@@ -193,7 +193,8 @@ async fn attend(stream: UnixStream, asks: &mpsc::Sender<Ask>, turn: &Semaphore) 
     timeout(PATIENCE, BufReader::new(from.take(MOST_REQUEST)).read_line(&mut line))
         .await
         .context("the request has not come in time")??;
-    let Wanted { pods } = serde_json::from_str(&line).context("the request is not one of this version")?;
+    let Wanted { pods } =
+        serde_json::from_str(&line).context("the client and the agent have different versions")?;
     let _turn = turn.acquire().await?;
     let (answer, answered) = oneshot::channel();
     asks.send(Ask::Snapshot { pods, answer }).await.map_err(|_| anyhow!("the recorder ends"))?;

@@ -82,7 +82,7 @@ impl Sessions {
             known.is_here = false;
             warn!(
                 source = known.name,
-                "no more packets come from here: the pod or the device has gone, or another mirror has its place"
+                "no more packets from here: the pod or the device no longer exists, or another mirror has replaced this one"
             );
         }
         self.losses.look(here, look.elsewhere);

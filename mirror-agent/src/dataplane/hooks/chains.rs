@@ -72,12 +72,12 @@ mod tests {
         let mut chains = Chains::default();
         assert!(chains.due().is_none());
         chains.follow(&BTreeSet::new());
-        assert!(chains.due().is_none(), "nothing of ours is there");
+        assert!(chains.due().is_none(), "nothing of podmirror is there");
         chains.touched(hook);
         assert!(chains.due().is_some());
         assert!(!chains.look());
         chains.seen.insert(hook, vec![u32::MAX]);
-        assert!(chains.look(), "another program has gone");
+        assert!(chains.look(), "another program is gone");
         assert!(!chains.look(), "a change is told once");
         chains.left(hook);
         assert!(chains.due().is_none());

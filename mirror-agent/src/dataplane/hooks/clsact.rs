@@ -27,8 +27,7 @@ pub(super) fn attach(
 ) -> anyhow::Result<()> {
     if let Some((filter, extra)) = filters.split_first() {
         let link = link(filter, ifindex, which)?;
-        let attached =
-            program.attach_to_link(link).context("cannot put the new program in the old one's place")?;
+        let attached = program.attach_to_link(link).context("cannot replace the program")?;
         // aya detaches a filter when its link is dropped. podmirror's filter has to outlive the agent.
         std::mem::forget(program.take_link(attached)?);
         return remove(extra, ifindex, which);
@@ -51,7 +50,7 @@ pub(super) fn attach(
         }
     }
     Err(refused.map_or_else(|| anyhow!("no priority to try"), Into::into))
-        .context("cannot add a clsact filter at any of our priorities")
+        .context("cannot add a clsact filter at any of podmirror's priorities")
 }
 
 /// Adds the clsact qdisc, unless the device has it or an ingress qdisc.

@@ -168,7 +168,7 @@ pub(super) async fn view(netns: &Netns, hooks: &BTreeSet<(IfIndex, Program)>) ->
         at_exit.extend(read.of_others(EXIT.0).await?);
         Ok(View { filters, chains, at_exit })
     };
-    timeout(PATIENCE, look).await.context("it takes too long to read the filters inside the pod")?
+    timeout(PATIENCE, look).await.context("reading the filters inside the pod takes too long")?
 }
 
 /// Returns podmirror's filters at a hook of a namespace, within [`SEARCH`], however many filters there are.
@@ -177,5 +177,5 @@ pub(super) async fn ours(netns: &Netns, ifindex: IfIndex, which: Program) -> any
         let (connection, handle, _) = netns.inside(rtnetlink::new_connection).await?;
         Filters::inside(connection, handle).ours(ifindex, which).await
     };
-    timeout(SEARCH, search).await.context("the pod has too many filters to find ours among them")?
+    timeout(SEARCH, search).await.context("the pod has too many filters to find podmirror's among them")?
 }

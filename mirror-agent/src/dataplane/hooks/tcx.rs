@@ -84,8 +84,8 @@ pub(super) fn attach(
     ifindex: IfIndex,
     which: Program,
 ) -> anyhow::Result<()> {
-    let replaced = replace(program, pin)
-        .with_context(|| format!("cannot put the new program in the old one's place at {}", pin.display()))?;
+    let replaced =
+        replace(program, pin).with_context(|| format!("cannot replace the program at {}", pin.display()))?;
     // The link is elsewhere if its device was moved to another namespace, and another device has the index now.
     if replaced && runs_at(program, ifindex, which)? {
         return Ok(());

@@ -92,7 +92,7 @@ fn the_beginning_and_the_end_of_mirrors_are_told_together() {
         ["MirrorEnded: No longer mirrored by mirror/all: its limit of packets is reached"]
     );
     assert_eq!(agent.told(&[own]), [""; 0], "it has ended already");
-    assert_eq!(agent.told(&[]), ["MirrorEnded: No longer mirrored by default: nothing asks for it any more"]);
+    assert_eq!(agent.told(&[]), ["MirrorEnded: No longer mirrored by default: no longer requested"]);
     // A mirror that ends before an Event said that it began.
     assert_eq!(
         agent.told(&[over]),
@@ -116,7 +116,7 @@ fn a_mirror_that_every_pod_has_is_no_news() {
     assert_eq!(agent.told_by(&own(false)), [""; 0]);
     assert_eq!(agent.told_by(&own(true)), ["MirrorStarted: Mirrored by default (target default)"]);
     assert_eq!(agent.told_by(&own(false)), [""; 0]);
-    assert_eq!(agent.told(&[]), ["MirrorEnded: No longer mirrored by default: nothing asks for it any more"]);
+    assert_eq!(agent.told(&[]), ["MirrorEnded: No longer mirrored by default: no longer requested"]);
 }
 
 #[test]
@@ -149,7 +149,7 @@ fn the_end_of_a_mirror_has_its_reason() {
     assert_eq!(
         told(&reasons, None),
         [format!(
-            "MirrorEnded: No longer mirrored by mirror/all: {}; by default: {}; by b: nothing asks for it any more",
+            "MirrorEnded: No longer mirrored by mirror/all: {}; by default: {}; by b: no longer requested",
             Why::TooManyMirrors,
             Why::NamespaceExcluded
         )]
@@ -164,17 +164,14 @@ fn what_an_earlier_agent_has_left_is_not_told_again() {
     let unlisted = Report { pods: None, ..report(&[], Mirrors::new(), &agent.found) };
     assert_eq!(agent.told_by(&unlisted), [""; 0]);
     assert_eq!(agent.told(&[all, over]), [""; 0]);
-    assert_eq!(
-        agent.told(&[over]),
-        ["MirrorEnded: No longer mirrored by mirror/all: nothing asks for it any more"]
-    );
+    assert_eq!(agent.told(&[over]), ["MirrorEnded: No longer mirrored by mirror/all: no longer requested"]);
     // While no agent ran, the Mirror was deleted, and the other mirror got another target.
     let agent = &mut Agent::finding(of_web(&[all, over]));
     assert_eq!(
         agent.told(&[("default", "west", STANDS)]),
         [
             "MirrorStarted: Mirrored by default (target west)",
-            "MirrorEnded: No longer mirrored by mirror/all: nothing asks for it any more"
+            "MirrorEnded: No longer mirrored by mirror/all: no longer requested"
         ]
     );
 }

@@ -59,7 +59,7 @@ fn the_mirror_interface_is_made_silent_and_ours() {
             LinkChange::SetOffloads(gone, false),
             LinkChange::Delete(gone),
         ] {
-            netlink.apply(&change).await.expect("it has gone already");
+            netlink.apply(&change).await.expect("it is already gone");
         }
     });
 }

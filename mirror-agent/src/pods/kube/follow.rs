@@ -107,7 +107,7 @@ impl<K: Keep + DeserializeOwned + Send + Sync> Follower<K> {
                 self.shared.set(self.watched, true);
                 (self.is_listed, self.denials) = (true, 0);
                 if self.told.take().is_some() {
-                    info!(watched = self.watched.name(), "the Kubernetes API is back, and has listed these");
+                    info!(watched = self.watched.name(), "the Kubernetes API is available again");
                 }
             }
             if changes {
@@ -127,12 +127,12 @@ impl<K: Keep + DeserializeOwned + Send + Sync> Follower<K> {
         self.denials = if matches!(code, 403 | 404) { self.denials + 1 } else { 0 };
         match code {
             404 if !self.is_listed || self.denials >= DENIALS => Some(
-                "the cluster has no CRD of this kind, so there are none of them; the chart installs it, and \
+                "the cluster has no CRD of this kind, so its objects are ignored; the chart installs it, and \
                  `mirror-agent crds` prints it",
             ),
             // Objects that were read before stay in force, as pods do.
             403 if !self.is_listed && self.denials >= DENIALS => Some(
-                "the agent has no right to list and watch these, so none of them count; deploy/chart gives it",
+                "the agent is not allowed to list and watch these objects, so they are ignored; deploy/chart grants it",
             ),
             _ => None,
         }
@@ -159,7 +159,7 @@ impl<K: Keep + DeserializeOwned + Send + Sync> Follower<K> {
         if self.told.as_ref() != Some(&error) {
             warn!(
                 watched,
-                error, "the Kubernetes API is away; what is mirrored stays mirrored, and it is tried again"
+                error, "the Kubernetes API is unavailable; existing mirrors continue, and the agent retries"
             );
             self.told = Some(error);
         }

@@ -162,7 +162,7 @@ async fn learn(asked: Asked, may_ask: Arc<AtomicBool>) {
                     warn!(
                         daemonset,
                         ?answer,
-                        "cannot see the agent's own DaemonSet: as long as that is so, an uninstallation leaves the mirror in place"
+                        "cannot read the agent's own DaemonSet; until this works, an uninstallation leaves the mirror in place"
                     );
                 }
                 is_told = true;
@@ -173,7 +173,7 @@ async fn learn(asked: Asked, may_ask: Arc<AtomicBool>) {
     }
     may_ask.store(true, Ordering::Relaxed);
     if is_told {
-        info!(daemonset, "sees the agent's own DaemonSet now: an uninstallation will remove the mirror");
+        info!(daemonset, "the agent's own DaemonSet can be read: an uninstallation will remove the mirror");
     }
 }
 

@@ -101,7 +101,7 @@ impl<K: Keep> Kept<K> {
             Event::Apply(object) | Event::InitApply(object) | Event::Delete(object)
                 if object.meta().name.is_none() =>
             {
-                warn!(kind = %K::kind(&()), "an object from the Kubernetes API has no name, and is left out");
+                warn!(kind = %K::kind(&()), "an object from the Kubernetes API has no name, and is ignored");
                 // The store cannot hold it.
                 return false;
             }
@@ -167,7 +167,7 @@ impl<K: Keep> Kept<K> {
     fn is_new(&self, object: &K) -> bool {
         let is_new = self.store.get(&object.to_object_ref(())).is_none_or(|kept| !kept.is_same(object));
         if is_new && let Some(problem) = object.problem() {
-            warn!(problem, "an object from the Kubernetes API cannot be read, and is left out");
+            warn!(problem, "an object from the Kubernetes API cannot be read, and is ignored");
         }
         is_new
     }

@@ -180,7 +180,7 @@ fn resource<K: Asks>(Bounded { object, is_too_large, .. }: &Bounded) -> Result<R
         false => understood::<K::Spec>(&spec).and_then(|spec| request(K::mirror(spec))),
     };
     if namespace.is_none() && request.as_ref().is_ok_and(|request| request.stream.is_some()) {
-        request = Err("spec.stream: only a Mirror can have a stream".to_owned());
+        request = Err("spec.stream is allowed only in a Mirror".to_owned());
     }
     let mut select = |field: &str| {
         if *is_too_large {
@@ -290,10 +290,10 @@ fn stream(stream: mirror_api::Stream, has_target: bool) -> Result<Stream, String
     let is_hex = key_sha256.len() == 64 && key_sha256.bytes().all(|digit| digit.is_ascii_hexdigit());
     match (hash.filter(|_| is_hex), has_target) {
         (None, _) => {
-            Err(format!("spec.stream.keySha256: {key_sha256:?} is no SHA-256: use 64 hexadecimal digits"))
+            Err(format!("spec.stream.keySha256: {key_sha256:?} is not a SHA-256: use 64 hexadecimal digits"))
         }
         (_, true) => {
-            Err("spec.stream: a stream has no target: leave out spec.targetRef or spec.stream".to_owned())
+            Err("spec.stream and spec.targetRef are mutually exclusive: remove one of them".to_owned())
         }
         (Some(key_sha256), false) => {
             Ok(Stream { key_sha256, pods: pods.map(|pods| pods.into_iter().collect()) })
@@ -306,7 +306,7 @@ fn selector(value: &Value) -> Result<Selector, String> {
     let requirement = |LabelSelectorRequirement { key, operator, values }| {
         let known = Operator::ALL.into_iter().find(|known| known.name() == operator);
         let operator = known.ok_or_else(|| {
-            format!("{operator:?} is no operator: use {}", Operator::ALL.map(Operator::name).join(", "))
+            format!("{operator:?} is not an operator: use {}", Operator::ALL.map(Operator::name).join(", "))
         })?;
         Ok(Requirement { key, operator, values: values.unwrap_or_default().into_iter().collect() })
     };

@@ -56,7 +56,7 @@ impl StaticPods {
                 let PodId { namespace, name, uid } = &id;
                 warn!(
                     pod = %format_args!("{namespace}/{name}"), uid,
-                    "not mirrored: it says that it is a static pod, and the kubelet has no logs of it in {LOGS}"
+                    "not mirrored: it claims to be a static pod, but the kubelet has no logs of it in {LOGS}"
                 );
             }
             self.claims.insert(id, claim);

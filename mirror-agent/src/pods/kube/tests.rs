@@ -303,7 +303,7 @@ fn networks_that_come_later_wake_the_loop_and_their_addresses_do_not() {
     assert!(takes_in("[]"));
     assert!(takes_in("no list"));
     let pod = store.state()[0].pod().cloned().unwrap();
-    assert_eq!(pod.networks.problem(), Some("it is no JSON list (line 1, column 2)"));
+    assert_eq!(pod.networks.problem(), Some("it is not a JSON list (line 1, column 2)"));
     assert!(pod.annotations.keys().all(|key| key.starts_with("podmirror.io/")), "{:?}", pod.annotations);
 }
 

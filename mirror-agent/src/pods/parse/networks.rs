@@ -23,7 +23,7 @@ pub(super) fn read(text: &str) -> Networks {
         Ok(entries) => Networks::of(entries.iter().map(entry)),
         Err(error) => {
             let (line, column) = (error.line(), error.column());
-            Networks::unreadable(format!("it is no JSON list (line {line}, column {column})"))
+            Networks::unreadable(format!("it is not a JSON list (line {line}, column {column})"))
         }
     }
 }
@@ -79,12 +79,12 @@ mod tests {
         let long = json!(["x".repeat(MOST_BYTES)]).to_string();
         let deep = "[".repeat(100_000);
         for (text, problem) in [
-            ("eth0", "it is no JSON list (line 1, column 1)"),
-            ("{\"name\": \"a\", \"interface\": \"net1\"}", "it is no JSON list"),
-            ("null", "it is no JSON list"),
-            ("[{\"name\": \"a\",", "it is no JSON list (line 1, column 14)"),
+            ("eth0", "it is not a JSON list (line 1, column 1)"),
+            ("{\"name\": \"a\", \"interface\": \"net1\"}", "it is not a JSON list"),
+            ("null", "it is not a JSON list"),
+            ("[{\"name\": \"a\",", "it is not a JSON list (line 1, column 14)"),
             (&long, "bytes, more than 262144"),
-            (&deep, "it is no JSON list"),
+            (&deep, "it is not a JSON list"),
         ] {
             let networks = read(text);
             assert_eq!(networks.iter().count(), 0);

@@ -155,7 +155,7 @@ async fn a_mirror_target_that_cannot_be_stops_no_agent_and_says_why() {
     assert!(world.policy.refused_targets.contains_key(&name("bad")));
     let [bad, ids] = &report.targets[..] else { panic!("{report:?}") };
     assert_eq!((bad.name.clone(), bad.uid.as_str(), bad.generation), (name("bad"), "uid-bad", 1));
-    let why = "mirror0 is the destination of target default already".to_owned();
+    let why = "mirror0 is already the destination of target default".to_owned();
     assert_eq!(bad.state, State::Refused(why));
     assert_eq!(ids.state, State::Down(report.unreached[&name("ids")].clone()));
     assert_eq!(report.down, report.unreached, "each pod of it is told");

@@ -70,8 +70,8 @@ fn a_network_that_no_nic_is_in_is_told() {
     assert_eq!(nics, ["eth1 both in shop/fast"]);
     assert_eq!(
         problems,
-        ["NoSuchNetwork: slow.shop.ovn.kubernetes.io/mirror asks for the NICs of a network that \
-          k8s.v1.cni.cncf.io/network-status has for no NIC of the pod"]
+        ["NoSuchNetwork: slow.shop.ovn.kubernetes.io/mirror requests the NICs of a network that \
+          k8s.v1.cni.cncf.io/network-status lists for no NIC of the pod"]
     );
     // Multus has not written its annotation yet. This is transient, so there is no Event.
     let early = mk_pod("web", &[(key, "true")]);
@@ -105,12 +105,12 @@ fn what_makes_no_sense_is_told_and_ignored() {
 
 #[test]
 fn a_problem_of_the_networks_is_told_of_a_pod_that_is_mirrored() {
-    let problem = || Networks::unreadable("it is no JSON".into());
+    let problem = || Networks::unreadable("it is not a JSON".into());
     let web = |annotations| Pod { networks: problem(), ..mk_pod("web", annotations) };
     assert_eq!(mirrored(&web(&[]), &Policy::default()), (vec![], vec![]));
     let (nics, problems) = mirrored(&web(&[(MIRROR, "true")]), &Policy::default());
     assert_eq!(nics.len(), 3);
-    assert_eq!(problems, ["annotation k8s.v1.cni.cncf.io/network-status: it is no JSON; it is ignored"]);
+    assert_eq!(problems, ["annotation k8s.v1.cni.cncf.io/network-status: it is not a JSON; it is ignored"]);
 }
 
 #[test]

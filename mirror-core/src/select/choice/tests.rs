@@ -341,8 +341,8 @@ fn every_problem_of_an_annotation_is_told_in_words() {
     for (key, value, expected) in [
         ("podmirror.io/mirror", "yes", "\"yes\" is not true, false, both, ingress or egress"),
         ("podmirror.io/fliter", "tcp", "there is no such annotation"),
-        ("podmirror.io/filter.ids", "tcp", "podmirror.io/mirror.ids does not stand here"),
-        ("podmirror.io/mirror.IDS", "true", "\"IDS\" is no name"),
+        ("podmirror.io/filter.ids", "tcp", "podmirror.io/mirror.ids is missing"),
+        ("podmirror.io/mirror.IDS", "true", "\"IDS\" is not a name"),
         ("podmirror.io/mirror.default", "true", "keys without a name, as in podmirror.io/mirror"),
     ] {
         let told = problem(key, value);

@@ -258,7 +258,7 @@ fn a_resource_that_cannot_be_used_is_refused_whole_and_disturbs_nothing() {
                 ..resource(None, "x", &[])
             },
             "NoSuchTarget",
-            "there is no target \"ids\" on this node",
+            "this node has no target \"ids\"",
         ),
     ] {
         let good = resource(Some("shop"), "good", &[]);

@@ -38,25 +38,25 @@ fn origin(session: &SessionStatus) -> String {
     let SessionStatus { mirror, origin, .. } = session;
     let key = if mirror == Name::DEFAULT { MIRROR.to_owned() } else { format!("{MIRROR}.{mirror}") };
     match Origin::ALL.into_iter().find(|of| of.name() == origin) {
-        Some(Origin::Policy) => "--enable-mirror of the agent asks for it.".to_owned(),
-        Some(Origin::Interface) => "The command line of the agent asks for it.".to_owned(),
+        Some(Origin::Policy) => "Requested by --enable-mirror of the agent.".to_owned(),
+        Some(Origin::Interface) => "Requested by the command line of the agent.".to_owned(),
         Some(Origin::Annotation(Place::Namespace)) => {
-            format!("The annotation {key} of its namespace asks for it.")
+            format!("Requested by the annotation {key} of the namespace.")
         }
         Some(Origin::Annotation(Place::Pod)) if mirror == Name::DEFAULT => {
-            format!("The annotation {key} (or {OVN_MIRROR}) of the pod asks for it.")
+            format!("Requested by the annotation {key} (or {OVN_MIRROR}) of the pod.")
         }
-        Some(Origin::Annotation(Place::Pod)) => format!("The annotation {key} of the pod asks for it."),
+        Some(Origin::Annotation(Place::Pod)) => format!("Requested by the annotation {key} of the pod."),
         Some(Origin::Capture) => {
-            "A command on the node asks for it: `mirror-agent tail` or `mirror-agent capture`.".to_owned()
+            "Requested by a command on the node: `mirror-agent tail` or `mirror-agent capture`.".to_owned()
         }
-        Some(Origin::Mirror) => format!("The Mirror {} of its namespace asks for it.", resource(mirror)),
-        Some(Origin::ClusterMirror) => format!("The ClusterMirror {} asks for it.", resource(mirror)),
+        Some(Origin::Mirror) => format!("Requested by the Mirror {} of the namespace.", resource(mirror)),
+        Some(Origin::ClusterMirror) => format!("Requested by the ClusterMirror {}.", resource(mirror)),
         Some(Origin::Enforced) => format!(
-            "The ClusterMirror {} asks for it. It is enforced, so no annotation and no Mirror narrows it.",
+            "Requested by the ClusterMirror {}. It is enforced, so annotations and Mirrors cannot restrict it.",
             resource(mirror)
         ),
-        None => format!("It is asked for by: {origin}."),
+        None => format!("Requested by: {origin}."),
     }
 }
 
@@ -90,7 +90,8 @@ fn settings(settings: &SettingsStatus) -> Vec<String> {
     lines.extend(snaplen.map(|bytes| format!("Snap length: only the first {bytes} bytes of each packet.")));
     if lines.is_empty() {
         lines.push(
-            "It has no filter, sample, rate or snap length: it wants all these packets, whole.".to_owned(),
+            "It has no filter, sample, rate or snap length: it copies all these packets completely."
+                .to_owned(),
         );
     }
     lines
@@ -115,7 +116,7 @@ fn budgets(session: &SessionStatus) -> Vec<String> {
     let budgets = [time, packets, bytes].into_iter().flatten();
     let ended = ended.as_ref().map(|budget| {
         format!(
-            "It has ended, because its budget of {budget} is used up: nothing is copied. All its budgets begin again \
+            "It has ended, because its budget of {budget} is used up: nothing is copied. All its budgets restart \
              when its settings change."
         )
     });
@@ -157,7 +158,7 @@ fn counters(status: &NodeStatus, tap: &TapStatus, session: &SessionStatus, text:
     let has_readings = coverage::of(status, tap).is_some();
     for direction in Direction::ALL.into_iter().filter(|it| is_silent(it) && !has_readings) {
         let line = format!(
-            "It has seen nothing of what {}. If there are such packets, they do not pass this tap: docs/choosing.md \
+            "It has seen no packet that {}. If there are such packets, they do not pass this tap: docs/choosing.md \
              says which networks are covered.",
             verb(direction)
         );

@@ -12,7 +12,7 @@ use crate::{
 pub(super) fn write(status: &NodeStatus, name: &str, depth: usize, text: &mut Text) {
     let Some(target) = status.targets.iter().find(|target| target.name == name) else {
         let line = format!(
-            "This node has no target {name}, so nothing is copied. An agent that runs makes its targets."
+            "This node has no target {name}, so nothing is copied. A running agent creates its targets."
         );
         return text.line(depth, &line);
     };
@@ -23,7 +23,7 @@ pub(super) fn write(status: &NodeStatus, name: &str, depth: usize, text: &mut Te
             depth,
             &match (is_capture, *up) {
                 (true, true) => "A command reads its packets now.".to_owned(),
-                (true, false) => "The command has ended, so nothing is copied. An agent that runs removes this.".to_owned(),
+                (true, false) => "The command has ended, so nothing is copied. A running agent removes this.".to_owned(),
                 (false, true) => format!("The target {name} is a stream. A program reads it now."),
                 (false, false) => format!(
                     "The target {name} is a stream that no program reads, so nothing is copied. `mirror-agent tail \
@@ -40,20 +40,20 @@ pub(super) fn write(status: &NodeStatus, name: &str, depth: usize, text: &mut Te
         (false, device) => format!("{destination}, at the device {device}{at}"),
     };
     let state = match ifindex {
-        Some(_) if *up => "It takes copies now.",
+        Some(_) if *up => "It accepts copies now.",
         Some(_) if is_device => "It is down, so nothing is copied.",
-        None if is_device => "There is no such device now, so nothing is copied.",
-        _ => "It takes no copies now.",
+        None if is_device => "The device does not exist, so nothing is copied.",
+        _ => "It accepts no copies now.",
     };
     text.line(depth, &format!("The target {name} is {what}. {state}"));
     if *when_read {
-        text.line(depth, "Copies are made only while a program reads it, as tcpdump does (--when-read).");
+        text.line(depth, "Packets are copied only while a program such as tcpdump reads it (--when-read).");
     }
     if let Some(dropped @ 1..) = dropped {
         text.line(
             depth,
             &format!(
-                "The device has dropped {dropped} frames since it was made. docs/mirror-interface.md says what \
+                "The device has dropped {dropped} frames since it was created. docs/mirror-interface.md says what \
                  that means."
             ),
         );
@@ -61,7 +61,7 @@ pub(super) fn write(status: &NodeStatus, name: &str, depth: usize, text: &mut Te
     let unreached = status.notes.iter().flat_map(|notes| &notes.unreached_targets);
     let mut is_told = false;
     for Unreached { message, .. } in unreached.filter(|unreached| unreached.target == name) {
-        text.line(depth, &format!("{} docs/targets.md has the conditions.", sentence(message)));
+        text.line(depth, &format!("{} docs/targets.md lists the conditions.", sentence(message)));
         is_told = true;
     }
     if *up || is_told {
@@ -70,11 +70,11 @@ pub(super) fn write(status: &NodeStatus, name: &str, depth: usize, text: &mut Te
     let remedy = match (is_device, ifindex) {
         (true, Some(_)) => format!("Bring it up on the node: ip link set {device} up."),
         (true, None) if status.agent_running => {
-            "The agent makes the device again if it was its own. A device of others has to be made again."
+            "The agent creates its own device again. Create a device of other software again yourself."
                 .to_owned()
         }
-        (true, None) => "Start the agent, which makes the device, or make it yourself.".to_owned(),
-        (false, _) => "Only an agent that runs can tell why. docs/targets.md has the conditions.".to_owned(),
+        (true, None) => "Start the agent, which creates the device, or create it yourself.".to_owned(),
+        (false, _) => "Only a running agent reports why. docs/targets.md lists the conditions.".to_owned(),
     };
     text.line(depth, &remedy);
 }

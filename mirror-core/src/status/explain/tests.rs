@@ -115,22 +115,22 @@ fn a_pod_is_mirrored() {
 shop/web is mirrored.
 
 NIC eth0
-  It is tapped at the node's end of its veth, veth-web (ifindex 12).
-  Our programs run at its hooks: egress (tcx) for what reaches the pod, ingress (tcx) for what leaves the pod.
-  The agent sees no other program ahead of them.
+  It is tapped at the node side of its veth, veth-web (ifindex 12).
+  Podmirror's programs run at its hooks: egress (tcx) for what reaches the pod, ingress (tcx) for what leaves the pod.
+  The agent sees no other program before them.
 
   Mirror default
-    The annotation podmirror.io/mirror (or ovn.kubernetes.io/mirror) of the pod asks for it.
+    Requested by the annotation podmirror.io/mirror (or ovn.kubernetes.io/mirror) of the pod.
     It copies what leaves the pod (egress).
     Filter: only packets that match \"icmp\".
-    The target default is the mirror interface mirror0 (ifindex 6). It takes copies now.
+    The target default is the mirror interface mirror0 (ifindex 6). It accepts copies now.
     The mirror has seen 9 packets that reach the pod and 9 that leave it:
       copied: egress 3 packets (300 bytes)
-        The target has taken a copy.
+        The target accepted a copy.
       other_direction: ingress 9 packets (900 bytes)
-        The mirror does not ask for this direction. The value \"true\" or \"both\" asks for both.
+        The mirror does not include this direction. The value \"true\" or \"both\" includes both.
       filtered: egress 6 packets (600 bytes)
-        The filter does not match. `mirror-agent explain --pcap` tries a filter on a capture.
+        The filter does not match. `mirror-agent filter check --pcap` tries a filter on a capture.
 "
     );
 }
@@ -141,7 +141,7 @@ fn a_pod_is_not_asked_for() {
         node(&[]).explain("shop/db").unwrap(),
         "\
 shop/db is not mirrored.
-No mirror is asked for: podmirror.io/mirror stands neither on the pod nor on its namespace, and the agent runs without \
+No mirror is requested: neither the pod nor its namespace has podmirror.io/mirror, and the agent runs without \
 --enable-mirror. (NoRequest)
 To mirror it: kubectl annotate --overwrite --namespace shop pod db podmirror.io/mirror=true; for a pod from a file, \
 write this annotation there.
@@ -156,14 +156,14 @@ fn a_pod_is_asked_for_in_vain() {
         status.explain("shop/web").unwrap(),
         "\
 shop/web is not mirrored.
-A mirror of it is asked for, but not installed yet. The agent goes on trying.
+A mirror of it is requested, but not installed yet. The agent retries.
 "
     );
     let notes = status.notes.as_mut().unwrap();
     notes.failures = vec!["no device".into()];
     assert!(status.explain("shop/web").unwrap().ends_with(
         "
-This failed in the agent's last round, and will be tried again:
+This failed in the agent's last round, and the agent retries it:
   no device
 "
     ));
@@ -176,7 +176,7 @@ This failed in the agent's last round, and will be tried again:
         "\
 shop/web is not mirrored.
 
-Not as asked:
+Not as requested:
   BadSetting: the reason
     The remedy.
   NoSuchTarget, mirror ids: the reason
@@ -204,29 +204,29 @@ fn nothing_is_copied_any_more_and_no_agent_runs() {
     assert_eq!(
         status.explain("shop/web").unwrap(),
         "\
-shop/web has a mirror, but nothing is copied now. The reasons stand below.
-No agent runs on this node. What is installed goes on; a change takes effect when an agent runs again.
+shop/web has a mirror, but nothing is copied now. See the reasons below.
+No agent is running on this node. Installed mirrors continue; changes take effect when an agent runs again.
 
 NIC eth0
-  It is tapped at the node's end of its veth, veth-web (ifindex 12).
-  Our programs run at its hooks: ingress (tcx) for what leaves the pod.
-  Only an agent that answers can tell whether other programs run ahead of them.
-  No program of ours runs at its hook egress, so what reaches the pod is not seen.
-  An agent that runs attaches it again. If it cannot, its log says why.
+  It is tapped at the node side of its veth, veth-web (ifindex 12).
+  Podmirror's programs run at its hooks: ingress (tcx) for what leaves the pod.
+  Without an answer of the agent, it is unknown whether other programs run before them.
+  No podmirror program runs at its hook egress, so what reaches the pod is not seen.
+  A running agent attaches it again. If it cannot, its log says why.
 
   Mirror default
-    --enable-mirror of the agent asks for it.
+    Requested by --enable-mirror of the agent.
     It copies both directions: what reaches the pod, and what leaves the pod.
     Sample: only 1 % of the flows.
     Budget: it ends after 3600 s; 3523 s are left.
     Budget: it ends after 2 copied packets; 0 are left.
-    It has ended, because its budget of packets is used up: nothing is copied. All its budgets begin again when its \
+    It has ended, because its budget of packets is used up: nothing is copied. All its budgets restart when its \
 settings change.
-    The target default is the mirror interface mirror0 (ifindex 6). It takes copies now.
+    The target default is the mirror interface mirror0 (ifindex 6). It accepts copies now.
     The mirror has seen no packet yet.
 
   Mirror ids
-    The annotation podmirror.io/mirror.ids of the pod asks for it.
+    Requested by the annotation podmirror.io/mirror.ids of the pod.
     It copies both directions: what reaches the pod, and what leaves the pod.
     Rate: at most 10000 packets and 50000000 bits a second.
     Snap length: only the first 96 bytes of each packet.
@@ -234,31 +234,30 @@ settings change.
     Bring it up on the node: ip link set ids0 up.
     The mirror has seen 0 packets that reach the pod and 7 that leave it:
       target_down: egress 7 packets (700 bytes)
-        The target took no copies when the packet passed.
+        The target was down when the packet passed.
 "
     );
 }
 
 #[test]
-fn a_pod_of_which_nothing_is_known_is_told_with_where_to_look() {
+fn the_message_for_an_unknown_pod_says_where_to_look() {
     let mut status = node(&[]);
     let told = |status: &NodeStatus| status.explain("shop/nobody").unwrap_err();
     assert_eq!(
         told(&status),
-        "the agent of this node knows no pod shop/nobody: check the name, and ask on the node of the pod; `kubectl get \
-         pod --namespace shop nobody --output wide` names its node. A pod from a file must stand in the file. The \
-         agent's log tells which pods it leaves out"
+        "the agent of this node has no pod shop/nobody: check the name, and run the command on the node of the pod; \
+         `kubectl get pod --namespace shop nobody --output wide` names its node. A pod from a file must be in the \
+         file. The agent's log lists the pods that it skips"
     );
     status.notes = Some(Notes::default());
     assert!(
-        told(&status).starts_with(
-            "nothing is known of pod shop/nobody: the agent of this node has no list of pods yet"
-        )
+        told(&status)
+            .starts_with("pod shop/nobody is unknown: the agent of this node has no list of pods yet")
     );
     status.notes = None;
-    assert!(told(&status).ends_with("the agent that runs does not answer; try again"));
+    assert!(told(&status).ends_with("the running agent does not answer; try again"));
     status.agent_running = false;
-    assert!(told(&status).contains("no agent runs here that could know more: start it"));
+    assert!(told(&status).contains("no agent is running: start it"));
 }
 
 #[test]
@@ -272,7 +271,7 @@ fn a_capture_alone_is_no_mirror() {
     let text = status.explain("shop/db").unwrap();
     assert!(
         text.starts_with(
-            "shop/db is not mirrored, but a capture reads its packets.\nNo mirror is asked for:"
+            "shop/db is not mirrored, but a capture reads its packets.\nNo mirror is requested:"
         ),
         "{text}"
     );
@@ -305,12 +304,12 @@ fn a_tap_with_two_sides_says_where_it_sees_each_direction() {
     let text = status.explain("shop/web").unwrap();
     let expected = "
 NIC eth0
-  It is tapped at the node's end of its veth, veth-web (ifindex 12).
-  What reaches the pod is seen inside the pod, where the NIC has ifindex 2.
-    Programs of Cilium are at the node's end of the veth, and can hand packets to the pod behind it.
-  Our programs run at its hooks: ingress inside the pod (tcx) for what reaches the pod, ingress (tcx) for what leaves the pod.
-  The agent sees no other program ahead of them.
-  Coverage of what reaches the pod: Covered, for 5 s. Our program sees what the NIC carries.
+  It is tapped at the node side of its veth, veth-web (ifindex 12).
+  Packets to the pod are tapped inside the pod, where the NIC has ifindex 2.
+    Programs of Cilium are at the node side of the veth, and can deliver packets to the pod past it.
+  Podmirror's programs run at its hooks: ingress inside the pod (tcx) for what reaches the pod, ingress (tcx) for what leaves the pod.
+  The agent sees no other program before them.
+  Coverage of what reaches the pod: Covered, for 5 s. Podmirror's program sees what the NIC carries.
 ";
     assert!(text.starts_with("shop/web is mirrored.\n") && text.contains(expected), "{text}");
 }
@@ -326,15 +325,15 @@ fn what_runs_ahead_of_a_tap_inside_is_told() {
         let mut status = node(&[of]);
         let says =
             |status: &NodeStatus, sentence: &str| status.explain("shop/web").unwrap().contains(sentence);
-        assert!(says(&status, "  The agent sees no other program ahead of them.\n"));
+        assert!(says(&status, "  The agent sees no other program before them.\n"));
         let hidden = NotMirrored { nic: Some("eth0".into()), ..skipped(None, Why::HIDDEN) };
         status.notes.as_mut().unwrap().not_mirrored = vec![hidden];
-        assert!(says(&status, "  Another program or filter runs ahead of them: see Hidden above.\n"));
+        assert!(says(&status, "  Another program or filter runs before them: see Hidden above.\n"));
         assert!(!says(&status, "ahead of all other programs"));
         status.notes = None;
         assert!(says(
             &status,
-            "  Only an agent that answers can tell whether other programs run ahead of them.\n"
+            "  Without an answer of the agent, it is unknown whether other programs run before them.\n"
         ));
     }
 }
@@ -345,7 +344,7 @@ fn what_the_nic_carries_is_told_beside_what_the_tap_sees() {
     let mut of = session("default", "default", &[]);
     of.counters = vec![counter("egress", Verdict::Copied, 3)];
     let mut status = node(&[tap("web", &[of])]);
-    let silent = "It has seen nothing of what reaches the pod.";
+    let silent = "It has seen no packet that reaches the pod.";
     assert!(status.explain("shop/web").unwrap().contains(silent));
     let direction = |state: State, seconds, seen, carried| DirectionCoverage {
         state: state.name().into(),
@@ -364,11 +363,11 @@ fn what_the_nic_carries_is_told_beside_what_the_tap_sees() {
     }];
     let text = status.explain("shop/web").unwrap();
     let expected = "
-  Coverage of what reaches the pod: Bypassed, for 2 hours. The NIC carries packets that the mirror does not meet, and no \
-                    program or filter that the agent can see hides them; an XDP program of the device can be the \
-                    reason, or another program inside the pod.
+  Coverage of what reaches the pod: Bypassed, for 2 hours. The NIC carries packets that the tap does not see, and the \
+                    agent finds no program or filter that hides them; the reason can be an XDP program of the device, \
+                    or another program inside the pod.
     Since the agent began to compare, the NIC has carried 77 of these packets, and the tap has seen 0.
-  Coverage of what leaves the pod: Covered, for 119 s. Our program sees what the NIC carries.
+  Coverage of what leaves the pod: Covered, for 119 s. Podmirror's program sees what the NIC carries.
     Since the agent began to compare, the NIC has carried 3 of these packets, and the tap has seen 3.
 ";
     assert!(text.contains(expected) && !text.contains(silent), "{text}");

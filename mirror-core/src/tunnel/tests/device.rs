@@ -65,10 +65,10 @@ fn a_device_that_cannot_be_used_has_a_reason_of_its_own() {
     let vxlan = || cni("vxlan", 4789);
     for (device, part) in [
         (Link { name: "other".into(), ..vxlan() }, "ip link add cni0 type vxlan dstport 4789 external"),
-        (Link { alias: ours(), ..vxlan() }, "itself: leave out device=cni0"),
-        (cni("geneve", 4789), "cni0 is of the kind geneve: name one of the kind vxlan"),
+        (Link { alias: ours(), ..vxlan() }, "itself: remove device=cni0"),
+        (cni("geneve", 4789), "cni0 is of kind geneve: name one of kind vxlan"),
         (Link { kind: LinkKind::Veth, external: None, ..vxlan() }, "cni0 is of the kind veth"),
-        (Link { external: None, ..cni("", 0) }, "cni0 is no tunnel's"),
+        (Link { external: None, ..cni("", 0) }, "cni0 is not a tunnel"),
         (Link { external: None, ..vxlan() }, "cni0 is not in external mode"),
         (cni("vxlan", 8472), "cni0 uses port 8472, and the target names port 4789"),
         (Link { is_ethernet: false, ..vxlan() }, "cni0 have no Ethernet header"),

@@ -36,7 +36,7 @@ fn the_api_server_goes_and_comes_back() {
         host.wait_taps(&[&web.device, &lost.device]);
         cluster.bring_back();
     });
-    cluster.wait_agent_log(PATIENCE, &["the Kubernetes API is back", "pods"]);
+    cluster.wait_agent_log(PATIENCE, &["the Kubernetes API is available again", "pods"]);
     cluster.kubectl("delete pod lost");
     cluster.kubectl("annotate pod late podmirror.io/mirror=true");
     host.wait_taps(&[&web.device, &late.device]);
@@ -67,11 +67,11 @@ fn rights_are_taken_away_and_given_back() {
         // The API server checks rights when a watch begins, and ends a watch after a minute, or when it stops itself.
         cluster.stop("kube-apiserver");
         cluster.bring_back();
-        cluster.wait_agent_log(Duration::from_secs(30), &["is away", "forbidden"]);
+        cluster.wait_agent_log(Duration::from_secs(30), &["is unavailable", "forbidden"]);
         host.wait_taps(&[&web.device]);
         cluster.install();
         for watch in ["pods", "namespaces"] {
-            cluster.wait_agent_log(PATIENCE, &["the Kubernetes API is back", watch]);
+            cluster.wait_agent_log(PATIENCE, &["the Kubernetes API is available again", watch]);
         }
         cluster.kubectl("annotate pod late podmirror.io/mirror=true");
         host.wait_taps(&[&web.device, &late.device]);

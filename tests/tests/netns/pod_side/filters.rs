@@ -83,7 +83,7 @@ fn a_filter_ahead_inside_a_pod_is_told_within_seconds() {
     });
     eventually(SOON, || check(filters(web).len() == 2, || format!("{:?}", filters(web))));
     let state = wait_states(lab, web, CLEAR, ["Hidden", "Covered"], talk);
-    assert!(state["ingress"]["message"].as_str().unwrap().contains("takes every packet ahead"), "{state}");
+    assert!(state["ingress"]["message"].as_str().unwrap().contains("accepts every packet before"), "{state}");
     wait_told(lab, &["Hidden"]);
     web.netns().tc("filter delete dev eth0 ingress pref 1");
     wait_told(lab, &[]);

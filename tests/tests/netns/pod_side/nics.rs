@@ -215,7 +215,7 @@ fn a_device_without_an_end_anywhere_is_mirrored_where_it_is_named(mode: AttachMo
     let spec = || PodSpec::of(&web).mirror("true");
     let pods = PodsFile::new(&lab, &[spec()]);
     let agent = Agent::run(&lab, mode, &pods, &[]);
-    agent.wait_for_log(&["not mirrored", "vf0", "has no veth end on the node"]);
+    agent.wait_for_log(&["not mirrored", "vf0", "has no veth peer on the node"]);
     lab.wait_taps(&[web.veth_host()]);
     pods.write(&[spec().annotated("podmirror.io/nics", "vf0")]);
     lab.wait_taps(&["vf0"]);

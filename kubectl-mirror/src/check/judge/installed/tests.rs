@@ -100,9 +100,9 @@ fn agents_that_are_missing_are_named() {
     let none = told(Level::Fail, "no agent of 2 is ready: a");
     assert_eq!(with(2, &[pod("a", false, IMAGE)]), [none, without]);
     let found = with(3, &[]);
-    assert_eq!(found[0], told(Level::Fail, "the DaemonSet wants 3, and there is none on any node"));
+    assert_eq!(found[0], told(Level::Fail, "the DaemonSet wants 3, but no node has one"));
     let found = with(0, &[]);
-    assert_eq!(found[0], told(Level::Fail, "the DaemonSet wants no agent on any node"));
+    assert_eq!(found[0], told(Level::Fail, "the DaemonSet schedules no agent on any node"));
     for unread in [Facts { installed: refused(), ..facts() }, Facts { pods: refused(), ..facts() }] {
         assert_eq!(only(&unread, "agents").0, Level::Warn);
     }
@@ -137,7 +137,7 @@ fn agents_of_several_versions_are_told() {
     );
     let newer = ["x/mirror-agent:0.2.0"; 2];
     assert_eq!(with(newer), told(Level::Warn, "the agents have 0.2.0, this plugin has 0.1.0"));
-    let unknown = told(Level::Ok, "all agents have the image main, which does not say their version");
+    let unknown = told(Level::Ok, "all agents have the image main, whose tag does not contain their version");
     assert_eq!(with(["mirror-agent:main@sha256:0"; 2]), unknown);
     assert_eq!(with(["r:5000/a:0.1.0@sha256:0", IMAGE]).0, Level::Ok);
     assert_eq!(of(&Facts { pods: objects(&[pod("a", true, "r:5000/a")]), ..facts() }, "versions"), []);
@@ -155,7 +155,7 @@ fn reports_that_are_missing_or_old_are_told() {
     assert_eq!(with(std::slice::from_ref(&fresh)), [told(Level::Warn, "no MirrorNode of b")]);
     let stale = told(
         Level::Warn,
-        "the reports of these nodes do not count, because they are too old or from the future: b",
+        "the reports of these nodes are ignored, because they are too old or from the future: b",
     );
     assert_eq!(with(&[fresh.clone(), report("b", old, 0, &["m"])]), [stale]);
     assert_eq!(
@@ -239,7 +239,7 @@ fn what_the_agents_say_is_told() {
     let expected = [
         told(Level::Warn, "a: no memory"),
         told(Level::Warn, "a: target ids: no pod"),
-        told(Level::Warn, "b: no agent runs there, or it does not answer its own command"),
+        told(Level::Warn, "b: no agent is running there, or it does not answer"),
         told(Level::Warn, "c does not answer: no agent is ready"),
     ];
     assert_eq!(found, expected);

@@ -133,12 +133,12 @@ fn tunnel(
     oversize: Option<TargetOversize>,
 ) -> Result<Destination, String> {
     let ip: IpAddr =
-        remote.parse().map_err(|_| format!("spec.{kind}.remote: {remote:?} is no IP address"))?;
+        remote.parse().map_err(|_| format!("spec.{kind}.remote: {remote:?} is not an IP address"))?;
     let mut text = match port {
         None => format!("{kind}:{ip}"),
         Some(port) => {
             let number = u16::try_from(port).ok();
-            let number = number.ok_or_else(|| format!("spec.{kind}.port: {port} is no port"))?;
+            let number = number.ok_or_else(|| format!("spec.{kind}.port: {port} is not a port"))?;
             format!("{kind}:{}", SocketAddr::new(ip, number))
         }
     };
@@ -246,10 +246,10 @@ mod tests {
             (json!({ "pod": { "namespace": "a", "name": "b=c" } }), "exactly one of name and label"),
             (
                 vxlan(json!({ "remote": "ids.example" })),
-                "spec.vxlan.remote: \"ids.example\" is no IP address",
+                "spec.vxlan.remote: \"ids.example\" is not an IP address",
             ),
-            (vxlan(json!({ "remote": "127.0.0.1" })), "is no address of another node"),
-            (vxlan(json!({ "port": 65536 })), "spec.vxlan.port: 65536 is no port"),
+            (vxlan(json!({ "remote": "127.0.0.1" })), "is not an address of another node"),
+            (vxlan(json!({ "port": 65536 })), "spec.vxlan.port: 65536 is not a port"),
             (vxlan(json!({ "vni": "9-1" })), "use a number from 1 to 16777215"),
             (vxlan(json!({ "vni": "7/oversize=drop" })), "has a slash"),
             (vxlan(json!({ "device": "a/oversize=drop" })), "has a slash"),
@@ -289,7 +289,10 @@ mod tests {
             "allowedNamespaces": { "matchExpressions": [{ "key": "a", "operator": "Like", "values": ["b"] }] },
         }));
         assert!(
-            target.destination.unwrap_err().starts_with("spec.allowedNamespaces: \"Like\" is no operator")
+            target
+                .destination
+                .unwrap_err()
+                .starts_with("spec.allowedNamespaces: \"Like\" is not an operator")
         );
         assert!(!target.namespaces.matches(&[("a".to_owned(), "b".to_owned())].into()));
         let none =

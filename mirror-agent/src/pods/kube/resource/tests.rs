@@ -96,7 +96,7 @@ fn a_mirror_can_have_a_stream_and_a_cluster_mirror_cannot() {
         (&[10, 255, 10, 255][..], Some(["web".to_owned()].into()))
     );
     let why = cluster_mirror(&spec).request.unwrap_err();
-    assert_eq!(why, "spec.stream: only a Mirror can have a stream");
+    assert_eq!(why, "spec.stream is allowed only in a Mirror");
 }
 
 #[test]
@@ -114,12 +114,12 @@ fn what_is_not_understood_whole_is_refused_whole() {
         ),
         (
             json!({"podSelector": {}, "stream": {"keySha256": "x"}}),
-            "spec.stream.keySha256: \"x\" is no SHA-256",
+            "spec.stream.keySha256: \"x\" is not a SHA-256",
         ),
         (json!({"podSelector": {}, "stream": {"keySha256": "+1".repeat(32)}}), "spec.stream.keySha256: "),
         (
             json!({"podSelector": {}, "targetRef": {"name": "ids"}, "stream": {"keySha256": "00".repeat(32)}}),
-            "spec.stream: a stream has no target",
+            "spec.stream and spec.targetRef are mutually exclusive",
         ),
         (json!({"podSelector": {}, "limits": {"idle": "3s"}}), "spec.limits.idle: this version"),
         (json!({"podSelector": {}, "direction": "Sideways"}), "spec: unknown variant `Sideways`"),
@@ -133,7 +133,7 @@ fn what_is_not_understood_whole_is_refused_whole() {
         (json!({}), "spec.podSelector: "),
         (
             json!({"podSelector": {"matchExpressions": [{"key": "a", "operator": "Has"}]}}),
-            "spec.podSelector: \"Has\" is no operator",
+            "spec.podSelector: \"Has\" is not an operator",
         ),
     ] {
         let (problem, pods) = refused(spec);

@@ -52,7 +52,7 @@ fn a_target_is_for_the_namespaces_that_may_name_it() {
     assert_eq!(refused, [of_bank("mirror/theirs"), of_bank("a")]);
     // The refusal is in the status of that Mirror only.
     let told: Vec<_> = choice.selected.iter().map(|of| (of.id.to_string(), of.refused.clone())).collect();
-    let why = "the MirrorTarget ids is not for this namespace (spec.allowedNamespaces)".to_owned();
+    let why = "the MirrorTarget ids does not allow this namespace (spec.allowedNamespaces)".to_owned();
     assert_eq!(
         told,
         [

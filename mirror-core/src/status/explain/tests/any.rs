@@ -151,7 +151,7 @@ proptest! {
             let ifindex = tap.pod_side.as_ref().map(|side| side.ifindex);
             expected.extend(ifindex.map(|ifindex| format!("inside the pod, where the NIC has ifindex {ifindex}.")));
             expected.extend([&tap.attached.ingress, of_ingress].map(|way| match way.as_str() {
-                "none" => "No program of ours runs at its hook".to_owned(),
+                "none" => "No podmirror program runs at its hook".to_owned(),
                 way => printable(&format!("({way})")),
             }));
         }
