@@ -95,7 +95,7 @@ async fn one_program_reads_after_the_other() {
     agent.readers(1).await;
     agent.round();
     let (mut first, _ring, answer) = first.await.unwrap().unwrap();
-    assert_eq!(answer, Answer { target: "live".into(), problems: Vec::new() });
+    assert_eq!(answer, Answer { target: "live".into(), ..Answer::default() });
     let refused = agent.ask().await.unwrap().unwrap_err().to_string();
     assert!(refused.contains("another program reads target live"), "{refused}");
 
@@ -158,7 +158,7 @@ async fn a_target_is_read_before_there_is_a_list_of_pods() {
     let rings = agent.control.watch().borrow().rings();
     agent.reports.send_modify(|report| *report = Arc::new(Report { rings, ..Report::clone(report) }));
     let (_, _, answer) = asking.await.unwrap().unwrap();
-    assert_eq!(answer, Answer { target: "live".into(), problems: Vec::new() });
+    assert_eq!(answer, Answer { target: "live".into(), ..Answer::default() });
 }
 
 /// The resources of a program that ended a moment ago are free for the next one.

@@ -9,10 +9,15 @@ fn newest(path: &Path, bytes: u64) -> Plan {
     Plan { kept: Kept::Last(Bound::Bytes(bytes)), ..all(path) }
 }
 
+/// All packets of the interfaces with these names.
+fn named(is_wanted: &dyn Fn(&str) -> bool) -> Excerpt<'_> {
+    Excerpt { is_wanted, ..Excerpt::ALL }
+}
+
 /// The names and the first bytes of all packets in a snapshot.
 fn contents(snapshot: &Snapshot) -> Vec<(String, u8)> {
     let (contents, rest) = read_blocks(&snapshot.bytes);
-    assert_eq!((rest, contents.packets.len() as u64), (0, snapshot.packets));
+    assert_eq!((rest, contents.packets.len() as u64), (0, snapshot.packets.values().sum()));
     assert_eq!(contents.statistics.len(), contents.names.len());
     let named = |packet: &Seen| (contents.names[packet.interface as usize].clone(), packet.bytes[0]);
     contents.packets.iter().map(named).collect()
@@ -28,7 +33,7 @@ fn a_snapshot_has_the_packets_that_are_wanted_by_the_clock_of_now() {
     recorder.note_counters(2, Counters { matched: 1, lost: 0, limited: 0 });
     // The wall clock was set back by a second meanwhile.
     let now = Clock { wall_ns: 8000, monotonic_ns: 9000 };
-    let snapshot = recorder.snapshot(|name| name == "shop/web-2 eth0", now).unwrap();
+    let snapshot = recorder.snapshot(&named(&|name| name == "shop/web-2 eth0"), now).unwrap();
     assert_eq!(contents(&snapshot), [("shop/web-2 eth0".to_owned(), 2)]);
     let (file, _) = read_blocks(&snapshot.bytes);
     assert_eq!(file.packets[0].time_ns, 4000);
@@ -40,7 +45,7 @@ fn a_snapshot_has_the_packets_that_are_wanted_by_the_clock_of_now() {
         limited: Some(0),
     };
     assert_eq!(file.statistics, [counted]);
-    assert_eq!(recorder.snapshot(|_| false, now).unwrap().packets, 0);
+    assert!(recorder.snapshot(&named(&|_| false), now).unwrap().packets.is_empty());
 }
 
 #[test]
@@ -65,7 +70,7 @@ fn other_recordings_have_no_snapshot() {
     let directory = tempfile::tempdir().unwrap();
     let mut recorder = begin_with_two(all(&directory.path().join("web.pcapng")));
     assert_eq!(recorder.save(2000).unwrap(), None);
-    assert_eq!(recorder.snapshot(|_| true, STARTED), None);
+    assert_eq!(recorder.snapshot(&Excerpt::ALL, STARTED), None);
 }
 
 /// An event of a recording without an end.
@@ -115,11 +120,11 @@ proptest! {
                 }
             }
         }
-        let kept = contents(&recorder.snapshot(|_| true, STARTED).unwrap());
+        let kept = contents(&recorder.snapshot(&Excerpt::ALL, STARTED).unwrap());
         prop_assert_eq!(&came[came.len() - kept.len()..], &kept[..]);
         prop_assert!(came.is_empty() || !kept.is_empty());
         let prefix = format!("shop/web-{wanted} ");
-        let of_one = recorder.snapshot(|name| name.starts_with(&prefix), STARTED).unwrap();
+        let of_one = recorder.snapshot(&named(&|name| name.starts_with(&prefix)), STARTED).unwrap();
         let expected: Vec<_> = kept.into_iter().filter(|(name, _)| name.starts_with(&prefix)).collect();
         prop_assert_eq!(contents(&of_one), expected);
     }
