@@ -124,7 +124,7 @@ pub(crate) async fn tail(args: TailArgs, cluster: &Cluster) -> anyhow::Result<Ex
 }
 
 /// The packets of the past, as far as the nodes have told.
-#[derive(Default)]
+#[derive(Clone, Copy, Default)]
 struct Past {
     /// A node has some.
     is_there: bool,
@@ -382,5 +382,40 @@ impl<'c> Tail<'c> {
             tell(&format!("there was no such pod on any node in namespace {}", self.cluster.namespace));
         }
         written
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![expect(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
+
+    use clap::Parser as _;
+
+    use super::*;
+    use crate::cli::{Cli, Command};
+
+    fn judged(words: &str, past: &Past, nodes: usize) -> Result<ExitCode, String> {
+        let words = ["kubectl-mirror", "tail", "web"].into_iter().chain(words.split_whitespace());
+        let Command::Tail(args) = Cli::try_parse_from(words).unwrap().command else { panic!("no tail") };
+        past.judge(&args, nodes).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn a_past_that_is_missing_has_an_exit_code() {
+        let whole = Past { is_there: true, ..Past::default() };
+        let (none, one) = (Past::default(), Past { missing: 1, ..Past::default() });
+        let since = "--since 5m";
+        let alone = "--since 5m --no-follow";
+        for words in [since, alone] {
+            assert_eq!(judged(words, &whole, 2), Ok(ExitCode::SUCCESS));
+            for missing in [Past { missing: 1, ..whole }, Past { is_cut: true, ..whole }] {
+                assert_eq!(judged(words, &missing, 2), Ok(ExitCode::from(INCOMPLETE)));
+            }
+        }
+        assert_eq!(judged("", &one, 2), Ok(ExitCode::SUCCESS));
+        assert_eq!(judged(since, &none, 2), Ok(ExitCode::SUCCESS));
+        assert_eq!(judged(since, &one, 1), Ok(ExitCode::from(INCOMPLETE)));
+        assert!(judged(alone, &none, 2).unwrap_err().starts_with("nothing is recorded of these pods"));
+        assert_eq!(judged(alone, &one, 1).unwrap_err(), "no recorder has answered");
     }
 }

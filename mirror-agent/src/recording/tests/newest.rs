@@ -49,6 +49,66 @@ fn a_snapshot_has_the_packets_that_are_wanted_by_the_clock_of_now() {
 }
 
 #[test]
+fn a_snapshot_is_of_a_time_and_of_packets_that_match() {
+    let mut recorder = begin_with_two(newest(Path::new("/dev/null"), 1 << 20));
+    for (number, time_ns) in [(1, 2000), (2, 3000), (3, 4000)] {
+        assert_eq!(recorder.record(&head(1, time_ns, 60), &frame(number, 60)), Progress::GoesOn);
+    }
+    let now = Clock { wall_ns: STARTED.wall_ns + 8000, monotonic_ns: STARTED.monotonic_ns + 8000 };
+    let mut numbers = |excerpt: Excerpt<'_>| {
+        let snapshot = recorder.snapshot(&excerpt, now).unwrap();
+        assert_eq!(snapshot.reach_ns, 8000, "nothing was replaced");
+        contents(&snapshot).into_iter().map(|(_, number)| number).collect::<Vec<_>>()
+    };
+    assert_eq!(numbers(Excerpt { times: 3000..=4000, ..Excerpt::ALL }), [2, 3]);
+    assert_eq!(numbers(Excerpt { times: 0..=3999, ..Excerpt::ALL }), [1, 2]);
+    let filter = mirror_core::filter::compile("ether[0] != 2 and len = 60").unwrap();
+    assert_eq!(numbers(Excerpt { filter: Some(&filter), ..Excerpt::ALL }), [1, 3]);
+    assert_eq!(numbers(Excerpt { filter: Some(&filter), times: 0..=3999, ..Excerpt::ALL }), [1]);
+}
+
+#[test]
+fn the_memory_reaches_back_to_the_oldest_packet_that_was_not_replaced() {
+    let mut recorder = begin_with_two(newest(Path::new("/dev/null"), 1000));
+    for number in 0..100 {
+        let _ = recorder.record(&head(1, 2000 + u64::from(number), 60), &frame(number, 60));
+    }
+    let now = Clock { wall_ns: STARTED.wall_ns + 9000, monotonic_ns: STARTED.monotonic_ns + 9000 };
+    let snapshot = recorder.snapshot(&Excerpt::ALL, now).unwrap();
+    let (_, oldest) = contents(&snapshot)[0].clone();
+    assert!(oldest > 0);
+    assert_eq!(snapshot.reach_ns, 10_000 - 2000 - u64::from(oldest));
+}
+
+/// The packets of the past come first, with the interfaces of their own recording.
+#[test]
+fn a_recording_begins_with_the_packets_of_another_one() {
+    let mut recorder = begin_with_two(newest(Path::new("/dev/null"), 1 << 20));
+    for (serial, number) in [(1, 1), (2, 2)] {
+        let _ = recorder.record(&head(serial, 2000, 60), &frame(number, 60));
+    }
+    let past = recorder.snapshot(&Excerpt::ALL, STARTED).unwrap().bytes;
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("web.pcapng");
+    let mut recorder = begin(Plan { max_packets: Some(3), ..all(&path) });
+    let mut rest = &past[..];
+    while let Some(length) = rest.get(4..8) {
+        let length = u32::from_le_bytes(length.try_into().unwrap()) as usize;
+        let block;
+        (block, rest) = rest.split_at(length);
+        assert_eq!(recorder.append(block).unwrap(), Progress::GoesOn);
+    }
+    recorder.add_source(&source(7));
+    assert_eq!(recorder.record(&head(7, 5000, 60), &frame(3, 60)), Progress::Complete);
+    assert_eq!(recorder.finish(6000).unwrap().packets, 3);
+    let file = read(&path);
+    assert_eq!(file.names, ["shop/web-1 eth0", "shop/web-2 eth0", "shop/web-7 eth0"]);
+    let seen: Vec<_> = file.packets.iter().map(|packet| (packet.interface, packet.bytes[0])).collect();
+    assert_eq!(seen, [(0, 1), (1, 2), (2, 3)]);
+    assert_eq!(file.statistics.len(), 3);
+}
+
+#[test]
 fn what_was_saved_stays_and_the_recording_goes_on() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("web.pcapng");
