@@ -19,6 +19,7 @@ mod agents;
 mod blocks;
 mod combined;
 mod merge;
+mod past;
 mod pods;
 mod request;
 mod sink;
@@ -44,6 +45,7 @@ use self::{
     blocks::{Block, Blocks},
     combined::Combined,
     merge::{Bounds, Merge, StreamId},
+    past::Past,
     pods::{Pods, Seen},
     request::Request,
     sink::Sink,
@@ -60,8 +62,6 @@ use crate::{
 const MERGE: Bounds = Bounds { hold: Duration::from_millis(500), bytes: 16 << 20 };
 /// The same for the past alone. A node begins to send when its recorder has collected all packets.
 const PAST: Bounds = Bounds { hold: Duration::from_secs(600), bytes: 256 << 20 };
-/// The exit code if packets of the past of a node are missing.
-const INCOMPLETE: u8 = 3;
 /// Bytes waiting for the file or the reader of standard output, above which no more are read from the agents.
 const PENDING: usize = 1 << 20;
 /// Maximum number of received parts of streams that wait to be parsed.
@@ -123,42 +123,6 @@ pub(crate) async fn tail(args: TailArgs, cluster: &Cluster) -> anyhow::Result<Ex
     tail.past.judge(&args, tail.nodes.len())
 }
 
-/// The packets of the past, as far as the nodes have told.
-#[derive(Clone, Copy, Default)]
-struct Past {
-    /// A node has some.
-    is_there: bool,
-    /// The number of nodes without an answer from a recorder.
-    missing: usize,
-    /// A node has not sent all of them.
-    is_cut: bool,
-}
-
-impl Past {
-    /// Prints what is missing, and returns the exit code.
-    fn judge(&self, args: &TailArgs, nodes: usize) -> anyhow::Result<ExitCode> {
-        let Self { is_there, missing, is_cut } = *self;
-        if args.since.is_none() {
-            return Ok(ExitCode::SUCCESS);
-        }
-        let none = if missing > 0 && missing == nodes {
-            "no recorder has answered"
-        } else {
-            "nothing is recorded of these pods: a recorder has what mirrors copy to its target, as long as it has room \
-             for it"
-        };
-        if missing > 0 {
-            tell(&format!("the past of {missing} of {nodes} nodes is missing"));
-        }
-        match is_there {
-            false if args.no_follow => bail!(none),
-            false => tell(none),
-            true => {}
-        }
-        Ok(if missing > 0 || is_cut { ExitCode::from(INCOMPLETE) } else { ExitCode::SUCCESS })
-    }
-}
-
 /// The streams of all nodes, merged into one file.
 struct Tail<'c> {
     cluster: &'c Cluster,
@@ -183,6 +147,8 @@ struct Tail<'c> {
 struct Stream {
     node: String,
     blocks: Blocks,
+    /// The agent has sent nothing yet.
+    is_empty: bool,
 }
 
 impl<'c> Tail<'c> {
@@ -273,24 +239,29 @@ impl<'c> Tail<'c> {
         match what {
             What::Began { node } => {
                 self.merge.open(id);
-                self.streams.insert(id, Stream { node, blocks: Blocks::default() });
+                self.streams.insert(id, Stream { node, blocks: Blocks::default(), is_empty: true });
             }
             What::Bytes(bytes) => {
                 let Some(stream) = self.streams.get_mut(&id) else { return };
                 stream.blocks.push(&bytes);
+                stream.is_empty = false;
                 if let Err(why) = self.take_blocks(id) {
                     self.end(id, Some(why));
                 }
             }
             What::Ended => {
-                let is_cut = self.streams.get(&id).is_some_and(|stream| stream.blocks.is_within_a_block());
-                self.end(id, is_cut.then_some("it ended within a block"));
+                let stream = self.streams.get(&id);
+                let is_cut = stream.is_some_and(|stream| stream.blocks.is_within_a_block());
+                let is_empty = self.link.no_follow && stream.is_some_and(|stream| stream.is_empty);
+                self.past.missing += usize::from(is_empty);
+                let why = is_cut.then_some("it ended within a block");
+                self.end(id, why.or(is_empty.then_some("the agent has sent nothing, and its log says why")));
             }
         }
     }
 
     fn take_blocks(&mut self, id: StreamId) -> Result<(), &'static str> {
-        let Some(Stream { node, blocks }) = self.streams.get_mut(&id) else { return Ok(()) };
+        let Some(Stream { node, blocks, .. }) = self.streams.get_mut(&id) else { return Ok(()) };
         while let Some(block) = blocks.next().map_err(|blocks::Malformed(why)| why)? {
             match block {
                 Block::Section(message) => {
@@ -382,40 +353,5 @@ impl<'c> Tail<'c> {
             tell(&format!("there was no such pod on any node in namespace {}", self.cluster.namespace));
         }
         written
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    #![expect(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
-
-    use clap::Parser as _;
-
-    use super::*;
-    use crate::cli::{Cli, Command};
-
-    fn judged(words: &str, past: &Past, nodes: usize) -> Result<ExitCode, String> {
-        let words = ["kubectl-mirror", "tail", "web"].into_iter().chain(words.split_whitespace());
-        let Command::Tail(args) = Cli::try_parse_from(words).unwrap().command else { panic!("no tail") };
-        past.judge(&args, nodes).map_err(|error| error.to_string())
-    }
-
-    #[test]
-    fn a_past_that_is_missing_has_an_exit_code() {
-        let whole = Past { is_there: true, ..Past::default() };
-        let (none, one) = (Past::default(), Past { missing: 1, ..Past::default() });
-        let since = "--since 5m";
-        let alone = "--since 5m --no-follow";
-        for words in [since, alone] {
-            assert_eq!(judged(words, &whole, 2), Ok(ExitCode::SUCCESS));
-            for missing in [Past { missing: 1, ..whole }, Past { is_cut: true, ..whole }] {
-                assert_eq!(judged(words, &missing, 2), Ok(ExitCode::from(INCOMPLETE)));
-            }
-        }
-        assert_eq!(judged("", &one, 2), Ok(ExitCode::SUCCESS));
-        assert_eq!(judged(since, &none, 2), Ok(ExitCode::SUCCESS));
-        assert_eq!(judged(since, &one, 1), Ok(ExitCode::from(INCOMPLETE)));
-        assert!(judged(alone, &none, 2).unwrap_err().starts_with("nothing is recorded of these pods"));
-        assert_eq!(judged(alone, &one, 1).unwrap_err(), "no recorder has answered");
     }
 }

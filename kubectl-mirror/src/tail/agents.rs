@@ -190,8 +190,6 @@ impl Link {
             () = is_wanted(&mut ending) => return Ok(()),
         };
         *told = None;
-        let [first, later] = &mut self.requests;
-        first.clone_from(later);
         let stream = if self.no_follow { id } else { self.streams.fetch_add(1, Ordering::Relaxed) };
         self.send(stream, What::Began { node: node.to_owned() }).await?;
         let outcome = self.pass_on(stream, &mut from, &mut to).await;
@@ -225,7 +223,7 @@ impl Link {
 
     /// Forwards the bytes until the end of the stream. Requests that end when the user stops the command.
     async fn pass_on(
-        &self,
+        &mut self,
         stream: StreamId,
         from: &mut (impl AsyncRead + Unpin),
         to: &mut (impl AsyncWrite + Unpin),
@@ -236,7 +234,11 @@ impl Link {
             tokio::select! {
                 read = from.read_buf(&mut part) => match read.context("the connection")? {
                     0 => return Ok(()),
-                    _ => self.send(stream, What::Bytes(part)).await?,
+                    _ => {
+                        // The past has begun, and later connections go on after it.
+                        self.requests[0] = Arc::clone(&self.requests[1]);
+                        self.send(stream, What::Bytes(part)).await?;
+                    }
                 },
                 () = is_wanted(&mut ending), if !is_asked => {
                     is_asked = true;

@@ -1,7 +1,7 @@
 //! The flags of `tail` and `capture`.
 //!
 //! Their flags have no environment variables, but for `--bpffs`: in the agent's container, the variables of the agent's
-//! own flags are set. The container of a recorder names its target for `recorder` and for `save`.
+//! own flags are set.
 
 use std::{collections::BTreeMap, path::PathBuf, time::Duration};
 

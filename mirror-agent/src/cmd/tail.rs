@@ -56,7 +56,7 @@ use crate::{
     notes,
     pods::NoPods,
     reconcile::Reconciler,
-    recording::{Clock, Destination, Kept, Plan, Recorder},
+    recording::{Clock, Destination, Excerpt, Kept, Plan, Recorder},
     select::Policy,
 };
 
@@ -147,10 +147,12 @@ async fn run(
     }
 }
 
-/// The packets of the past that belong to the subject, until now. `joined`: the agent's answer.
+/// The packets of the past that belong to the subject: until now, or until the recorder answers if no later ones are
+/// wanted. `joined`: the agent's answer.
 fn wanted(subject: &SubjectArgs, since: Since, joined: Option<&mut Joined>) -> anyhow::Result<Wanted> {
     let now_ns = Clock::now()?.monotonic_ns;
-    let times = (now_ns.saturating_sub(since.time.as_nanos() as u64), now_ns);
+    let end_ns = if since.is_all { *Excerpt::ALL.times.end() } else { now_ns };
+    let times = (now_ns.saturating_sub(since.time.as_nanos() as u64), end_ns);
     let of_flags = |pods: &[(String, String)]| {
         let pods = pods.iter().map(|(namespace, name)| format!("{namespace}/{name}"));
         pods.chain(subject.interfaces.iter().cloned()).collect()
