@@ -140,7 +140,7 @@ fn a_tail_with_a_past_goes_on_without_a_gap() {
     let file = tail.stop();
     assert!(file.packets.is_sorted_by_key(|packet| packet.time_ns));
     assert_eq!(file.interfaces, ["default/web eth0"; 2]);
-    let [(recorded, 0), (read, 0)] = file.statistics[..] else { panic!("{:?}", file.statistics) };
+    let [(recorded, 0), (read, 0)] = file.statistics[..] else { unreachable!("{:?}", file.statistics) };
     assert!(
         recorded >= 10 && read >= 10 && recorded + read >= file.packets.len() as u64,
         "{recorded} {read}"
