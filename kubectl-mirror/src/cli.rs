@@ -27,9 +27,6 @@ pub(crate) struct Cli {
 pub(crate) enum Command {
     /// Read the packets of pods as they come: pcapng to standard output, for `| wireshark -k -i -`, or into a file.
     Tail(TailArgs),
-    /// Write the newest packets of pods, also of pods that have gone, from the recorders of the nodes (the chart's
-    /// recorder.enabled): pcapng to standard output or into a file.
-    Save(SaveArgs),
     /// Mirror a workload to a target, until `off` or the end of --duration: creates a Mirror, or updates that
     /// of the last `on`.
     On(OnArgs),
@@ -95,7 +92,7 @@ pub(crate) struct Which {
     /// or svc/NAME. A name without a kind is a pod.
     #[arg(value_name = "WORKLOAD")]
     pub(crate) workload: Option<Workload>,
-    /// The pods with these labels, as in app=web,tier!=test or 'app in (web, api)'.
+    /// The pods with these labels, as in app=web,tier!=test or 'app in (web, api)'; '' for all pods of the namespace.
     #[arg(long, short = 'l', value_name = "LABELS", value_parser = selector::parse)]
     pub(crate) selector: Option<selector::Labels>,
 }
@@ -111,10 +108,19 @@ pub(crate) struct TailArgs {
     /// Only packets that match this filter, in tcpdump's language (pcap-filter(7)).
     #[arg(long, short, value_name = "EXPR", value_parser = filter)]
     pub(crate) filter: Option<String>,
+    /// Begin with the packets of this time, as in 5m, that the recorders of the nodes (the chart's recorder.enabled) still have.
+    #[arg(long, value_name = "TIME", value_parser = duration)]
+    pub(crate) since: Option<Time>,
+    /// End with the packets of --since. Asks all nodes, and pod/NAME need not exist any more.
+    #[arg(
+        long, value_name = "BOOL", action = ArgAction::Set, num_args = 0..=1, require_equals = true,
+        default_value_t = false, default_missing_value = "true", requires = "since"
+    )]
+    pub(crate) no_follow: bool,
     /// End after this time, as in 90s, 15m or 1h30m.
     #[arg(long, value_name = "TIME", default_value = "15m", value_parser = duration)]
     pub(crate) duration: Time,
-    /// Bytes of each packet [default: all].
+    /// Bytes of each packet [default: all]. Packets of --since have as many as were recorded.
     #[arg(long, value_name = "N", value_parser = snaplen)]
     pub(crate) snaplen: Option<u32>,
     /// Keep super-frames and unfinished checksums as the kernel has them. Otherwise frames are as on a wire.
@@ -126,29 +132,6 @@ pub(crate) struct TailArgs {
     /// The port of the agents' stream endpoint (--stream-listen).
     #[arg(long, value_name = "PORT", default_value_t = 10707)]
     pub(crate) stream_port: u16,
-}
-
-/// `kubectl mirror save`.
-#[derive(Debug, Args)]
-pub(crate) struct SaveArgs {
-    /// The pods: pod/NAME, also one that has gone, or a workload, whose pods that exist now are meant: deploy/NAME, sts/NAME,
-    /// ds/NAME, rs/NAME, job/NAME or svc/NAME. A name alone is a pod [default: all of the namespace, also those that have
-    /// gone].
-    #[arg(value_name = "WORKLOAD")]
-    pub(crate) workloads: Vec<Workload>,
-    /// The pods with these labels, as in app=web,tier!=test or 'app in (web, api)'.
-    #[arg(long, short = 'l', value_name = "LABELS", value_parser = selector::parse, conflicts_with = "workloads")]
-    pub(crate) selector: Option<selector::Labels>,
-    /// Ask all nodes: a pod can have been on another one before [default: the nodes where the pods are, and all nodes for
-    /// pods that have gone].
-    #[arg(
-        long, value_name = "BOOL", action = ArgAction::Set, num_args = 0..=1, require_equals = true,
-        default_value_t = false, default_missing_value = "true"
-    )]
-    pub(crate) all_nodes: bool,
-    /// The file for the packets, in pcapng, which is replaced when the new one is whole; `-` is standard output.
-    #[arg(long, short, value_name = "FILE", default_value = "-")]
-    pub(crate) write: PathBuf,
 }
 
 /// `kubectl mirror on`.
@@ -357,10 +340,8 @@ mod tests {
             "tail -n shop pod/web",
             "tail -n shop deploy/checkout -f tcp --duration 2m --snaplen 96 --super-frames -w web.pcapng",
             "tail -l app=web --agents tools --context west",
-            "save -n shop pod/web -w last.pcapng",
-            "save -n shop web-0 deploy/checkout svc/db --all-nodes",
-            "save -l app=web",
-            "save -n shop",
+            "tail -n shop pod/web --since 5m --no-follow -w last.pcapng",
+            "tail -n shop -l= --since 5m",
             "on -n shop deploy/checkout --target ids-west --filter udp --rate 10kpps --direction ingress",
             "off -n shop deploy/checkout",
             "off --name mine",
@@ -392,8 +373,7 @@ mod tests {
             ("tail web --snaplen 3", "from 76"),
             ("tail web/eth0", "kind"),
             ("tail cronjob/web", "deploy"),
-            ("save web -l app=web", "cannot be used with"),
-            ("save cronjob/web", "deploy"),
+            ("tail web --no-follow", "--since"),
             ("on deploy/web --rate fast", "kpps"),
             ("explain", "required"),
             ("explain deploy/web", "not a pod"),

@@ -1,16 +1,13 @@
 //! Runs a command in a container of an agent's pod, by the API server's exec.
 //!
 //! This module does not interpret the output of the command. The commands run here print and change nothing. Used by
-//! `explain`, `nodes` and `save`.
+//! `explain` and `nodes`.
 
-use std::{fmt, future::Future, io::Write, time::Duration};
+use std::{future::Future, time::Duration};
 
 use anyhow::{Context as _, bail};
 use k8s_openapi::{api::core::v1::Pod, apimachinery::pkg::apis::meta::v1::Status};
-use kube::{
-    Api,
-    api::{AttachParams, AttachedProcess},
-};
+use kube::{Api, api::AttachParams};
 use tokio::{
     io::{AsyncRead, AsyncReadExt as _},
     time::timeout,
@@ -18,17 +15,12 @@ use tokio::{
 
 /// The agent's container.
 pub(crate) const AGENT: &str = "agent";
-/// The program in it, and in a recorder's container.
+/// The program in it.
 const PROGRAM: &str = "/mirror-agent";
 /// Timeout of a command.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// Timeout between two outputs of a command whose output is forwarded. A recorder serves one client at a time.
-const SILENCE: Duration = Duration::from_secs(60);
 /// Maximum size of a command's output in bytes. The status of a node with 4096 taps has some 20 MiB.
 const MOST: u64 = 32 << 20;
-/// Maximum size of forwarded output in bytes: more than a recorder of the chart can have. The chart's schema limits
-/// `recorder.ring` to 16000MiB.
-const MOST_PASSED: u64 = 16 << 30;
 /// Bytes that wait between the connection and the reader.
 const BUFFER: usize = 64 << 10;
 
@@ -46,24 +38,6 @@ impl Ended {
         match String::from_utf8_lossy(&self.stderr).trim() {
             "" => format!("its exit code is {}, and it does not say why", self.code),
             told => told.to_owned(),
-        }
-    }
-}
-
-/// The reason why forwarding stopped. A part of the error of [`pass_on`].
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Stopped {
-    /// The command prints nothing.
-    Silent,
-    /// The output accepts no more: a failure of this machine, not of the command.
-    Untaken,
-}
-
-impl fmt::Display for Stopped {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Silent => write!(f, "it prints nothing for {} s", SILENCE.as_secs()),
-            Self::Untaken => write!(f, "what it prints cannot be written"),
         }
     }
 }
@@ -86,78 +60,21 @@ pub(crate) async fn run(api: &Api<Pod>, agent: &str, words: &[&str]) -> anyhow::
 }
 
 async fn run_to_its_end(api: &Api<Pod>, agent: &str, words: &[&str]) -> anyhow::Result<Ended> {
-    let mut process = start(api, agent, AGENT, words).await?;
+    let params = AttachParams {
+        container: Some(AGENT.to_owned()),
+        max_stdout_buf_size: Some(BUFFER),
+        max_stderr_buf_size: Some(BUFFER),
+        ..AttachParams::default()
+    };
+    let command: Vec<_> = [&[PROGRAM], words].concat();
+    let process = api.exec(agent, command, &params).await;
+    let mut process = process.with_context(|| format!("cannot run a command in the {AGENT} {agent}"))?;
     let (stdout, stderr) = (process.stdout(), process.stderr());
     let status = process.take_status().context("the command has no status")?;
     // The status arrives before the ends of the streams. If the connection breaks, none of them arrives, but the sender
     // of the status is dropped.
     let (stdout, stderr, status) = tokio::try_join!(read(stdout), read(stderr), end(status))?;
     Ok(Ended { stdout, stderr, code: exit_code(&status)? })
-}
-
-/// Runs the command in this container, and forwards its output as it arrives. The result does not contain the output.
-///
-/// # Errors
-///
-/// It could not be run, or it printed too much. Or the error contains the reason [`Stopped`].
-pub(crate) async fn pass_on(
-    api: &Api<Pod>,
-    (pod, container): (&str, &str),
-    words: &[&str],
-    output: &mut impl Write,
-) -> anyhow::Result<Ended> {
-    let begun = timeout(PATIENCE, start(api, pod, container, words)).await;
-    let mut process = begun.context("it does not answer")??;
-    let (stdout, stderr) = (process.stdout(), process.stderr());
-    let status = process.take_status().context("the command has no status")?;
-    let told = async { tokio::try_join!(read(stderr), end(status)) };
-    let passed = pass(stdout.context("the command has no output")?, output);
-    tokio::pin!(told, passed);
-    let (stderr, status) = tokio::select! {
-        outcome = &mut passed => {
-            outcome?;
-            timeout(PATIENCE, told).await.context("the command does not end")??
-        }
-        outcome = &mut told => {
-            passed.await?;
-            outcome?
-        }
-    };
-    Ok(Ended { stdout: Vec::new(), stderr, code: exit_code(&status)? })
-}
-
-async fn start(
-    api: &Api<Pod>,
-    pod: &str,
-    container: &str,
-    words: &[&str],
-) -> anyhow::Result<AttachedProcess> {
-    let params = AttachParams {
-        container: Some(container.to_owned()),
-        max_stdout_buf_size: Some(BUFFER),
-        max_stderr_buf_size: Some(BUFFER),
-        ..AttachParams::default()
-    };
-    let command: Vec<_> = [&[PROGRAM], words].concat();
-    let process = api.exec(pod, command, &params).await;
-    process.with_context(|| format!("cannot run a command in the {container} {pod}"))
-}
-
-async fn pass(mut stream: impl AsyncRead + Unpin, output: &mut impl Write) -> anyhow::Result<()> {
-    let (mut part, mut passed) = (vec![0; BUFFER], 0);
-    loop {
-        let read = timeout(SILENCE, stream.read(&mut part)).await;
-        let read = read.context(Stopped::Silent)?;
-        let bytes = part.get(..read.context("the connection")?).unwrap_or_default();
-        passed += bytes.len() as u64;
-        if passed > MOST_PASSED {
-            bail!("it prints more than {} GiB", MOST_PASSED >> 30);
-        }
-        if bytes.is_empty() {
-            return Ok(());
-        }
-        output.write_all(bytes).context(Stopped::Untaken)?;
-    }
 }
 
 async fn read(stream: Option<impl AsyncRead + Unpin>) -> anyhow::Result<Vec<u8>> {
@@ -199,7 +116,6 @@ mod tests {
     #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
     use serde_json::{Value, from_value, json};
-    use tokio::io::AsyncWriteExt as _;
 
     use super::*;
 
@@ -227,27 +143,6 @@ mod tests {
         assert_eq!(read(Some(&vec![b'x'; most][..])).await.unwrap().len(), most);
         let error = read(Some(&vec![b'x'; most + 1][..])).await.unwrap_err();
         assert_eq!(error.to_string(), "it prints more than 32 MiB");
-    }
-
-    #[tokio::test]
-    async fn what_is_passed_on_is_whole_or_an_error() {
-        let printed: Vec<_> = (0..3 * BUFFER + 7).map(|byte| byte as u8).collect();
-        let mut passed = Vec::new();
-        pass(&printed[..], &mut passed).await.unwrap();
-        assert_eq!(passed, printed);
-        let mut full = [0; 100];
-        let error = pass(&printed[..], &mut &mut full[..]).await.unwrap_err();
-        assert_eq!(error.downcast_ref(), Some(&Stopped::Untaken));
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn a_command_that_prints_nothing_is_left() {
-        let (mut command, printed) = tokio::io::duplex(100);
-        command.write_all(b"a part").await.unwrap();
-        let mut passed = Vec::new();
-        let error = pass(printed, &mut passed).await.unwrap_err();
-        assert_eq!(error.downcast_ref(), Some(&Stopped::Silent));
-        assert_eq!(passed, b"a part");
     }
 
     #[test]

@@ -2,7 +2,6 @@
 //!
 //! ```text
 //! cli ─► tail ─────► workload ─► selector   make a Mirror with a stream, read it from the agents, merge it by time
-//!     └► save ─────► workload; exec         read the recorders of the nodes, and merge that by time
 //!     └► mirror ───► workload               make and delete Mirrors
 //!     └► status ───► screen                 Mirrors and MirrorNodes as one table
 //!     └► explain ──► exec; words            one pod: the words of its agent, or those of the API server
@@ -17,7 +16,7 @@
 //! It communicates only with the API server, with the rights of its user, and with the agents by the API server's
 //! port-forward and exec. It needs no root, and runs on Linux, macOS and Windows. `main` parses the command line, and
 //! turns the outcome into an exit code: 0 success, 1 failure, 2 wrong usage (clap's own). `explain` returns the exit
-//! code of the agent's command, `check` that of its worst finding, `save` 3 if the packets of a node are missing.
+//! code of the agent's command, `check` that of its worst finding, `tail --since` 3 if the past of a node is missing.
 
 mod agents;
 mod check;
@@ -29,7 +28,6 @@ mod explain;
 mod man;
 mod mirror;
 mod nodes;
-mod save;
 mod screen;
 mod selector;
 mod status;
@@ -84,8 +82,7 @@ fn execute(cli: Cli) -> anyhow::Result<ExitCode> {
     let outcome = runtime.block_on(async {
         let cluster = Cluster::connect(&cli.connection).await?;
         match cli.command {
-            Command::Tail(args) => tail::tail(args, &cluster).await?,
-            Command::Save(args) => return save::save(args, &cluster).await,
+            Command::Tail(args) => return tail::tail(args, &cluster).await,
             Command::On(args) => mirror::on(args, &cluster).await?,
             Command::Off(args) => mirror::off(args, &cluster).await?,
             Command::Status(args) => status::status(args, &cluster).await?,

@@ -1,8 +1,7 @@
 //! Requests the status of the nodes: `mirror-agent status --output json` on each node.
 //!
 //! A node that does not answer has a reason instead of a status. Only a missing right of the user, which would be the
-//! same at each node, ends the command. Called by `coverage` and `top`; `save`, which asks the recorders, uses the same
-//! concurrency.
+//! same at each node, ends the command. Called by `coverage`, `top` and `check`.
 
 use std::collections::BTreeSet;
 
@@ -21,7 +20,7 @@ use crate::{
 };
 
 /// Maximum number of concurrent requests.
-pub(crate) const AT_A_TIME: usize = 8;
+const AT_A_TIME: usize = 8;
 
 /// The answer of a node.
 #[derive(Debug, Clone)]
@@ -53,7 +52,7 @@ pub(crate) async fn ask(cluster: &Cluster, scope: Option<&str>) -> anyhow::Resul
 }
 
 /// The error, with the missing right if that is the cause.
-pub(crate) fn with_right(error: anyhow::Error, cluster: &Cluster) -> anyhow::Error {
+fn with_right(error: anyhow::Error, cluster: &Cluster) -> anyhow::Error {
     match lacks_right(&error) {
         true => error.context(format!("this needs {}", exec::right(&cluster.agents))),
         false => error,

@@ -9,14 +9,14 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, LabelSelecto
 pub(crate) struct Labels(pub(crate) LabelSelector);
 
 /// Parses `app=web`, `app==web`, `app!=web`, `app in (web, api)`, `app notin (web)`, `app` and `!app`, separated by
-/// commas.
+/// commas. An empty text selects all pods.
 ///
 /// # Errors
 ///
 /// A message for the user.
 pub(crate) fn parse(text: &str) -> Result<Labels, String> {
     let (mut labels, mut expressions) = (BTreeMap::new(), Vec::new());
-    for part in parts(text) {
+    for part in parts(text).into_iter().filter(|_| !text.is_empty()) {
         let part = part.trim();
         let bad = || {
             format!("{part:?} is not a selector: use app=web, app!=web, 'app in (web, api)', app or '!app'")
@@ -94,6 +94,7 @@ mod tests {
     #[test]
     fn what_kubectl_takes_is_taken() {
         for (text, selector) in [
+            ("", ""),
             ("app=web", "app=web"),
             ("app == web , tier=", "app=web,tier="),
             ("app!=web", "app notin (web)"),
@@ -108,7 +109,7 @@ mod tests {
     #[test]
     fn what_is_no_selector_is_refused() {
         for text in
-            ["", "app=web,", "app=web,app=api", "app in web", "a b", "=web", "!", "app=(web)", "app in (a,b"]
+            [" ", "app=web,", "app=web,app=api", "app in web", "a b", "=web", "!", "app=(web)", "app in (a,b"]
         {
             parse(text).unwrap_err();
         }

@@ -11,11 +11,15 @@
 //! This module is the loop around these parts. The memory for waiting packets is bounded: [`MERGE`], [`PENDING`], and
 //! the connections' buffers (1 MiB each). While the reader of standard output does not read, nothing is read from the
 //! agents; then the rings in the kernel fill up, and the agents count the lost packets.
+//!
+//! With `--since`, the stream of a node begins with the packets of its recorder, and the agent's message about them. With
+//! `--no-follow`, it ends with them; then packets wait for those of all nodes ([`PAST`]).
 
 mod agents;
-pub(crate) mod blocks;
-pub(crate) mod combined;
-pub(crate) mod merge;
+mod blocks;
+mod combined;
+mod merge;
+mod past;
 mod pods;
 mod request;
 mod sink;
@@ -24,10 +28,12 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     io::{self, IsTerminal as _},
     path::Path,
+    process::ExitCode,
     time::{Duration, SystemTime},
 };
 
 use anyhow::{Context as _, bail};
+use mirror_core::{pcapng::NO_PAST, status::printable};
 use tokio::{
     sync::{mpsc, watch},
     task::JoinSet,
@@ -39,14 +45,23 @@ use self::{
     blocks::{Block, Blocks},
     combined::Combined,
     merge::{Bounds, Merge, StreamId},
+    past::Past,
     pods::{Pods, Seen},
     request::Request,
     sink::Sink,
 };
-use crate::{cli::TailArgs, cluster::Cluster, stop_signals, tell};
+use crate::{
+    agents::{missing, of_all},
+    cli::TailArgs,
+    cluster::Cluster,
+    stop_signals, tell,
+    workload::{Kind, Selection, Workload},
+};
 
 /// How long packets wait for those of other nodes, and the size of the waiting ones.
 const MERGE: Bounds = Bounds { hold: Duration::from_millis(500), bytes: 16 << 20 };
+/// The same for the past alone. A node begins to send when its recorder has collected all packets.
+const PAST: Bounds = Bounds { hold: Duration::from_secs(600), bytes: 256 << 20 };
 /// Bytes waiting for the file or the reader of standard output, above which no more are read from the agents.
 const PENDING: usize = 1 << 20;
 /// Maximum number of received parts of streams that wait to be parsed.
@@ -58,8 +73,9 @@ const LAST_READ: Duration = Duration::from_secs(5);
 /// Interval of the progress display on a terminal.
 const PROGRESS: Duration = Duration::from_secs(1);
 
-/// Reads the packets until the time limit, Ctrl-C, or until the reader of standard output closes it.
-pub(crate) async fn tail(args: TailArgs, cluster: &Cluster) -> anyhow::Result<()> {
+/// Reads the packets until the time limit, Ctrl-C, until the reader of standard output closes it, or until the end of the
+/// past alone.
+pub(crate) async fn tail(args: TailArgs, cluster: &Cluster) -> anyhow::Result<ExitCode> {
     let is_stdout = args.write == Path::new("-");
     if is_stdout && io::stdout().is_terminal() {
         bail!("packets are not for a terminal: use -w FILE, or a pipe, as in `... | wireshark -k -i -`");
@@ -67,19 +83,30 @@ pub(crate) async fn tail(args: TailArgs, cluster: &Cluster) -> anyhow::Result<()
     // First, so that from here on Ctrl-C leads to an orderly end.
     let mut stop = stop_signals()?;
     let prepared = async {
-        let selection = args.which.resolve(cluster).await?;
+        let selection = match &args.which.workload {
+            // Recorders know deleted pods by name.
+            Some(Workload { kind: Kind::Pod, name }) if args.no_follow => {
+                Selection { pod: Some(name.clone()), ..Selection::default() }
+            }
+            _ => args.which.resolve(cluster).await?,
+        };
+        let nodes = if args.no_follow { of_all(cluster).await? } else { BTreeMap::new() };
+        if args.no_follow && nodes.is_empty() {
+            bail!(missing(&cluster.agents));
+        }
         let sink = Sink::open((!is_stdout).then_some(args.write.as_path()))?;
-        let pods = Pods::watch(&selection, cluster)?;
+        let pods = if args.no_follow { None } else { Some(Pods::watch(&selection, cluster)?) };
         request::sweep(cluster).await;
-        anyhow::Ok((selection, sink, pods))
+        anyhow::Ok((selection, sink, pods, nodes))
     };
-    let (selection, sink, pods) = tokio::select! {
+    let (selection, sink, pods, nodes) = tokio::select! {
         prepared = prepared => prepared?,
-        _ = stop.recv() => return Ok(()),
+        _ = stop.recv() => return Ok(ExitCode::SUCCESS),
     };
     // From here on, the Mirror must be deleted at the end.
     let request = Request::make(&args, &selection, cluster).await?;
     let mut tail = Tail::new(&args, cluster, &request, sink);
+    nodes.into_keys().for_each(|node| tail.connect(node));
     let end = Instant::now() + args.duration.time;
     let outcome = tokio::select! {
         outcome = tail.run(pods) => outcome,
@@ -92,7 +119,8 @@ pub(crate) async fn tail(args: TailArgs, cluster: &Cluster) -> anyhow::Result<()
         _ = stop.recv() => Ok(()),
     };
     let deleted = request.delete(cluster).await;
-    outcome.and(finished).and(deleted)
+    outcome.and(finished).and(deleted)?;
+    tail.past.judge(&args, tail.nodes.len())
 }
 
 /// The streams of all nodes, merged into one file.
@@ -101,7 +129,7 @@ struct Tail<'c> {
     link: Link,
     news: mpsc::Receiver<News>,
     ending: watch::Sender<bool>,
-    readers: JoinSet<anyhow::Result<()>>,
+    readers: JoinSet<anyhow::Result<Option<StreamId>>>,
     nodes: BTreeSet<String>,
     streams: BTreeMap<StreamId, Stream>,
     combined: Combined,
@@ -112,12 +140,15 @@ struct Tail<'c> {
     began: Instant,
     packets: u64,
     seen: Seen,
+    past: Past,
 }
 
 /// A connection to an agent.
 struct Stream {
     node: String,
     blocks: Blocks,
+    /// The agent has sent nothing yet.
+    is_empty: bool,
 }
 
 impl<'c> Tail<'c> {
@@ -136,17 +167,30 @@ impl<'c> Tail<'c> {
             nodes: BTreeSet::new(),
             streams: BTreeMap::new(),
             combined,
-            merge: Merge::new(MERGE),
+            merge: Merge::new(if args.no_follow { PAST } else { MERGE }),
             pending,
             sink,
             began: Instant::now(),
             packets: 0,
             seen: Seen::default(),
+            past: Past::default(),
         }
     }
 
-    /// Reads until the sink accepts no more, or until a permanent failure.
-    async fn run(&mut self, mut pods: Pods) -> anyhow::Result<()> {
+    /// Connects to the agent of a node, unless that is done.
+    fn connect(&mut self, node: String) {
+        let id = self.nodes.len() as StreamId;
+        if self.nodes.insert(node.clone()) {
+            self.readers.spawn(self.link.clone().read(node, id));
+        }
+    }
+
+    /// Reads until the sink accepts no more, or until a permanent failure. Without `pods`, all connections are there, and
+    /// it reads until they end.
+    async fn run(&mut self, mut pods: Option<Pods>) -> anyhow::Result<()> {
+        if pods.is_none() {
+            (0..self.nodes.len() as StreamId).for_each(|id| self.merge.open(id));
+        }
         let mut progress = interval(PROGRESS);
         progress.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let is_shown = io::stderr().is_terminal();
@@ -161,11 +205,21 @@ impl<'c> Tail<'c> {
                     None => return self.sink.outcome(),
                 },
                 () = self.sink.closed() => return self.sink.outcome(),
-                Some(ended) = self.readers.join_next() => ended.context("a connection to an agent")??,
-                seen = pods.next() => self.meet(seen?),
+                ended = self.readers.join_next(), if !self.readers.is_empty() => {
+                    if let Some(failed) = ended.transpose().context("a connection to an agent")?.transpose()?.flatten() {
+                        self.past.missing += 1;
+                        self.end(failed, None);
+                    }
+                }
+                seen = async { Some(pods.as_mut()?.next().await) }, if pods.is_some() => {
+                    seen.transpose()?.into_iter().for_each(|seen| self.meet(seen));
+                }
                 _ = progress.tick(), if is_shown => self.show(),
             }
             self.pour();
+            if pods.is_none() && self.readers.is_empty() {
+                return Ok(());
+            }
         }
     }
 
@@ -175,9 +229,7 @@ impl<'c> Tail<'c> {
             tell(&line);
         }
         for node in seen.nodes() {
-            if self.nodes.insert(node.clone()) {
-                self.readers.spawn(self.link.clone().read(node));
-            }
+            self.connect(node);
         }
         self.seen = seen;
     }
@@ -187,26 +239,38 @@ impl<'c> Tail<'c> {
         match what {
             What::Began { node } => {
                 self.merge.open(id);
-                self.streams.insert(id, Stream { node, blocks: Blocks::default() });
+                self.streams.insert(id, Stream { node, blocks: Blocks::default(), is_empty: true });
             }
             What::Bytes(bytes) => {
                 let Some(stream) = self.streams.get_mut(&id) else { return };
                 stream.blocks.push(&bytes);
+                stream.is_empty = false;
                 if let Err(why) = self.take_blocks(id) {
                     self.end(id, Some(why));
                 }
             }
             What::Ended => {
-                let is_cut = self.streams.get(&id).is_some_and(|stream| stream.blocks.is_within_a_block());
-                self.end(id, is_cut.then_some("it ended within a block"));
+                let stream = self.streams.get(&id);
+                let is_cut = stream.is_some_and(|stream| stream.blocks.is_within_a_block());
+                let is_empty = self.link.no_follow && stream.is_some_and(|stream| stream.is_empty);
+                self.past.missing += usize::from(is_empty);
+                let why = is_cut.then_some("it ended within a block");
+                self.end(id, why.or(is_empty.then_some("the agent has sent nothing, and its log says why")));
             }
         }
     }
 
     fn take_blocks(&mut self, id: StreamId) -> Result<(), &'static str> {
-        let Some(Stream { node, blocks }) = self.streams.get_mut(&id) else { return Ok(()) };
+        let Some(Stream { node, blocks, .. }) = self.streams.get_mut(&id) else { return Ok(()) };
         while let Some(block) = blocks.next().map_err(|blocks::Malformed(why)| why)? {
             match block {
+                Block::Section(message) => {
+                    tell(&format!("node {node}: {}", printable(&message)));
+                    match message.starts_with(NO_PAST) {
+                        true => self.past.missing += 1,
+                        false => self.past.is_there = true,
+                    }
+                }
                 Block::Interface(description) => {
                     self.combined.interface(id, node, &description, &mut self.pending);
                 }
@@ -248,6 +312,7 @@ impl<'c> Tail<'c> {
 
     /// Ends the streams, writes the rest, and prints the summary.
     async fn finish(&mut self) -> anyhow::Result<()> {
+        let is_stopped = self.link.no_follow && !self.readers.is_empty();
         self.ending.send_replace(true);
         let rest = async {
             // The last sender is in the link.
@@ -264,7 +329,8 @@ impl<'c> Tail<'c> {
         };
         let is_late = timeout(LAST_WORDS, rest).await.is_err();
         self.readers.abort_all();
-        for id in std::mem::take(&mut self.streams).into_keys() {
+        // Those of the past alone are there before they begin.
+        for id in std::mem::take(&mut self.streams).into_keys().chain(0..self.nodes.len() as StreamId) {
             self.merge.close(id);
         }
         let now = self.began.elapsed();
@@ -274,6 +340,7 @@ impl<'c> Tail<'c> {
         let now_ns = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_nanos();
         let counted = self.combined.end(u64::try_from(now_ns).unwrap_or(u64::MAX), &mut self.pending);
         let written = self.sink.finish(std::mem::take(&mut self.pending), LAST_READ).await;
+        self.past.is_cut = is_stopped || !counted.is_whole();
         if is_late {
             tell(
                 "not all agents have ended their streams in time: what they counted last is not in the file",

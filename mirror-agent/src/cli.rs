@@ -21,7 +21,7 @@ use mirror_core::{
 
 use self::capture::pod;
 pub use self::{
-    capture::{CaptureArgs, Keep, RecorderArgs, SaveArgs, SubjectArgs, TailArgs},
+    capture::{CaptureArgs, Keep, RecorderArgs, SubjectArgs, TailArgs},
     controller::ControllerArgs,
     settings::SettingArgs,
 };
@@ -58,10 +58,8 @@ pub enum Command {
     Tail(TailArgs),
     /// Keep packets of pods and interfaces in memory or in a rotation of files.
     Capture(CaptureArgs),
-    /// Keep the newest copies for a target in memory, until `save` asks for them, also over the end of an agent.
+    /// Keep the newest copies for a target in memory for `tail --since`, also over the end of an agent.
     Recorder(RecorderArgs),
-    /// Write the newest copies of a recorder on this node: pcapng to standard output or into a file.
-    Save(SaveArgs),
     /// Aggregate the reports of the nodes into the status of each Mirror and ClusterMirror. Run one per
     /// cluster, on any node.
     Controller(ControllerArgs),

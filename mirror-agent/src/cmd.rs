@@ -9,7 +9,6 @@ mod crds;
 pub mod filter;
 mod reference;
 pub mod run;
-mod save;
 pub mod status;
 pub mod tail;
 
@@ -41,7 +40,6 @@ pub fn execute(cli: Cli) -> anyhow::Result<()> {
             Command::Tail(args) => tail::tail(args).await,
             Command::Capture(args) => tail::capture(args).await,
             Command::Recorder(args) => tail::recorder(args).await,
-            Command::Save(args) => save::save(args),
             Command::Controller(args) => controller::controller(args).await,
             Command::Status(args) => status::status(args).await,
             Command::Cleanup(args) => cleanup::cleanup(args).await,

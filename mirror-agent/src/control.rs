@@ -45,12 +45,12 @@ use tokio::{
 };
 use tracing::info;
 
-pub use self::messages::{Answer, Request, Subject};
+pub use self::messages::{Answer, Past, Request, Subject};
 use self::messages::{read_line, receive_ring, write_answer, write_line};
 use crate::{
     dataplane::rings::Rings,
-    model::{Directions, Name, ResourceId, RingId, TargetName},
-    report::{Report, Reports},
+    model::{Directions, Name, PodId, ResourceId, RingId, TargetName},
+    report::{Keyed, Report, Reports},
     select::{Capture, Readers},
     settings::Settings,
 };
@@ -312,6 +312,7 @@ async fn serve_ring(
 async fn round_with(live: &Live, control: &Control, mut reports: Reports, deadline: Instant) -> Answer {
     let readers = control.readers.borrow().clone();
     let knows = |report: &Arc<Report>| report.rings.contains(&live.ring);
+    let mut past = Past::default();
     let problems = match timeout_at(deadline, reports.wait_for(knows)).await {
         Ok(Ok(report)) => {
             let unwritten = report
@@ -319,8 +320,11 @@ async fn round_with(live: &Live, control: &Control, mut reports: Reports, deadli
                 .get(&live.target)
                 .map(|why| format!("nothing is copied for this command yet: {why}; the agent retries"));
             let capture = readers.captures.iter().find(|capture| capture.ring == live.ring);
-            let skipped = capture.map(|capture| match capture.resource {
-                Some(_) => problems_of_mirror(capture, &report),
+            let skipped = capture.map(|capture| match &capture.resource {
+                Some(resource) => {
+                    past = past_of(resource, &report);
+                    problems_of_mirror(capture, &report)
+                }
                 None => problems(capture, &report),
             });
             let skipped = skipped.unwrap_or_default();
@@ -328,7 +332,16 @@ async fn round_with(live: &Live, control: &Control, mut reports: Reports, deadli
         }
         _ => vec!["the agent has not completed the request yet; it retries".into()],
     };
-    Answer { target: live.target.to_string(), problems }
+    Answer { target: live.target.to_string(), problems, past }
+}
+
+/// The packets of the past that belong to the stream of a Mirror.
+fn past_of(resource: &ResourceId, report: &Report) -> Past {
+    let Some(Keyed { named, filter, .. }) = report.streams.get(resource) else { return Past::default() };
+    let is_within = |pod: &&PodId| Some(&pod.namespace) == resource.namespace.as_ref();
+    let present = report.pods.iter().flat_map(BTreeMap::keys).filter(is_within);
+    let except: BTreeSet<_> = present.map(PodId::to_string).collect();
+    Past { pods: named - &except, except, filter: filter.clone() }
 }
 
 /// The reasons why a capture is not installed as requested.

@@ -368,10 +368,7 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
         if !self.is_behind {
             report.rings = readers.rings();
         }
-        let keyed = |resource: &Resource| {
-            let keyed = Keyed { uid: resource.uid.clone(), key_sha256: resource.stream()?.key_sha256 };
-            Some((resource.id.clone(), keyed))
-        };
+        let keyed = |resource: &Resource| Some((resource.id.clone(), Keyed::of(resource, &self.policy)?));
         report.streams = resources.iter().filter_map(keyed).collect();
         report.resources = match pods {
             Some(_) => coverage(selected, &standing(&desired, &actual, &incomplete), &report.skipped),

@@ -44,7 +44,10 @@ mod rotation;
 mod snapshot;
 mod store;
 
-pub use self::{snapshot::Snapshot, store::MAX_TIME_BYTES};
+pub use self::{
+    snapshot::{Excerpt, Snapshot},
+    store::MAX_TIME_BYTES,
+};
 
 /// Destination and retention of a recording.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -59,6 +62,8 @@ pub struct Plan {
     /// The recording is complete after this number of packets. The segments of a super-frame count, and so do packets
     /// that were replaced by newer ones.
     pub max_packets: Option<u64>,
+    /// Free text for the beginning of the file.
+    pub comment: Option<String>,
 }
 
 /// Destination of packets.
@@ -262,6 +267,10 @@ pub enum RecordingError {
     },
 }
 
+/// The types of blocks.
+const SECTION: u32 = 0x0a0d_0d0a;
+const INTERFACE: u32 = 1;
+const PACKET: u32 = 6;
 /// Up to this number of interfaces, those without packets are not removed: they cost little.
 const SOME_INTERFACES: usize = 256;
 
@@ -291,7 +300,7 @@ impl Recorder {
     /// Begins a recording. Creates the file now, so that a wrong path is reported at once and not at the end.
     /// `application` is the program's name and version, for the file.
     pub fn begin(plan: Plan, started: Clock, application: &str) -> Result<Self, RecordingError> {
-        let interfaces = Interfaces::new(application, started.wall_ns);
+        let interfaces = Interfaces::new(application, plan.comment.as_deref(), started.wall_ns);
         let store = Store::begin(plan.destination, plan.kept, &interfaces)?;
         let max_packets = plan.max_packets.unwrap_or(u64::MAX);
         Ok(Self {
@@ -318,6 +327,20 @@ impl Recorder {
         let description = self.interfaces.add(source);
         let described = self.store.describe(description);
         self.note(described);
+    }
+
+    /// Appends a block of another recording, before any source is added: the packets of the past, their interfaces and
+    /// counters. Only for [`Kept::All`].
+    pub fn append(&mut self, block: &[u8]) -> Result<Progress, RecordingError> {
+        match block.first_chunk().map(|kind| u32::from_le_bytes(*kind)) {
+            Some(SECTION) | None => return Ok(self.progress),
+            Some(INTERFACE) => self.interfaces.skip(),
+            Some(PACKET) => self.packets += 1,
+            Some(_) => {}
+        }
+        let described = self.store.describe(block);
+        self.note(described);
+        self.failure.take().map_or(Ok(self.progress), Err)
     }
 
     /// Notes the newest counters of a session. A file contains the last ones that were noted before its end.

@@ -17,8 +17,9 @@ use mirror_core::{
 use tokio::{sync::watch, time::Instant};
 
 use crate::{
-    model::{Device, Ended, MirrorId, PodId, ResourceId, RingId, TargetName},
-    select::{BadAnnotation, Coverage, Skipped, Unasked},
+    model::{Device, Ended, MirrorId, PodId, Request, Resource, ResourceId, RingId, TargetName},
+    select::{BadAnnotation, Coverage, Policy, Skipped, Unasked},
+    settings::FILTER,
 };
 
 /// The newest report.
@@ -103,6 +104,21 @@ pub struct Keyed {
     pub uid: String,
     /// The SHA-256 of the key that a reader must present.
     pub key_sha256: [u8; 32],
+    /// The pods that it selects without their labels: [`Resource::named`](crate::model::Resource::named).
+    pub named: BTreeSet<String>,
+    /// Its filter.
+    pub filter: Option<String>,
+}
+
+impl Keyed {
+    /// The stream of a Mirror, if it has one.
+    pub fn of(resource: &Resource, policy: &Policy) -> Option<Self> {
+        let Request { settings, stream, .. } = resource.request.as_ref().ok()?;
+        let namespace = resource.id.namespace.as_deref()?;
+        let filter = settings.iter().find(|(key, _)| *key == FILTER).map(|(_, text)| text.clone());
+        let named = if policy.may_ask(namespace) { resource.named() } else { BTreeSet::new() };
+        Some(Self { uid: resource.uid.clone(), key_sha256: stream.as_ref()?.key_sha256, named, filter })
+    }
 }
 
 /// A NIC of a pod, and whether its tap sees all of its packets.

@@ -78,6 +78,11 @@ struct Request {
     /// Frames stay as in the kernel, as with `tail --super-frames`.
     #[serde(default)]
     super_frames: bool,
+    /// As `tail --since`.
+    since: Option<String>,
+    /// As `tail --no-follow`.
+    #[serde(default)]
+    no_follow: bool,
 }
 
 impl Request {
@@ -241,6 +246,9 @@ fn tail(stream: &TcpStream, request: &Request, bpffs: &Path) -> anyhow::Result<C
     command.args(["tail", "--write", "-", "--mirror", &request.mirror, "--bpffs"]).arg(bpffs);
     if request.super_frames {
         command.arg("--super-frames");
+    }
+    if let Some(since) = &request.since {
+        command.arg(format!("--since={since}")).arg(format!("--no-follow={}", request.no_follow));
     }
     command.stdin(Stdio::null()).stdout(output).spawn().context("cannot start `mirror-agent tail`")
 }

@@ -17,6 +17,10 @@ pub const MAX_TEXT: usize = 65_535 - 1;
 /// with more.
 pub const MAX_CAPTURED: usize = 262_144;
 
+/// The beginning of the comment of a section that should begin with the packets of the past and does not; the reason
+/// follows.
+pub const NO_PAST: &str = "no past: ";
+
 /// `LINKTYPE_ETHERNET`.
 const ETHERNET: u16 = 1;
 /// The resolution of times (`if_tsresol`): 10^-9 s.
@@ -163,6 +167,11 @@ impl Writer {
                 text(out, 15, interface.hardware);
             });
         });
+        self.count()
+    }
+
+    /// Counts an interface whose description another writer has made.
+    pub fn count(&mut self) -> InterfaceId {
         let id = InterfaceId(self.interfaces);
         self.interfaces = self.interfaces.wrapping_add(1);
         id

@@ -66,7 +66,6 @@ const FORBIDDEN: &[Forbidden] = &[
             "kubectl-mirror/src/check/judge.rs",
             "kubectl-mirror/src/check/network.rs",
             "kubectl-mirror/src/explain/words.rs",
-            "kubectl-mirror/src/save/recorders.rs",
             "kubectl-mirror/src/selector.rs",
             "kubectl-mirror/src/tail/blocks.rs",
             "kubectl-mirror/src/tail/combined.rs",

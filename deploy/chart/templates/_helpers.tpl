@@ -180,7 +180,7 @@ app.kubernetes.io/component: controller
 {{- join "," $targets }}
 {{- end }}
 
-{{- /* The memory is that of the packets, of a copy of them for `save`, and of the process. */ -}}
+{{- /* The memory is that of the packets, of a copy of them for `tail --since`, and of the process. */ -}}
 {{- define "podmirror.recorder.resources" -}}
 {{- $ring := trimSuffix "MiB" .Values.recorder.ring | int }}
 {{- $limits := dict "memory" (printf "%dMi" (add (mul 2 $ring) 48)) }}

@@ -1,7 +1,8 @@
 //! The connections to the agents: one for each node, by the API server's port-forward.
 //!
 //! A connection that ends is opened again until the user stops the command, because an agent can be restarted or
-//! upgraded meanwhile. Each problem is printed once. Only a missing right of the user ends the command.
+//! upgraded meanwhile. Each problem is printed once. Only a missing right of the user ends the command. For the packets
+//! of the past alone there is one connection to each node.
 
 use std::{
     sync::{
@@ -67,8 +68,9 @@ pub(super) struct Link {
     client: Client,
     agents: String,
     port: u16,
-    /// The request line for an agent.
-    request: Arc<str>,
+    /// The request line for an agent: of the first connection to a node, and of later ones.
+    requests: [Arc<str>; 2],
+    pub(super) no_follow: bool,
     news: mpsc::Sender<News>,
     ending: watch::Receiver<bool>,
     streams: Arc<AtomicU64>,
@@ -101,33 +103,45 @@ impl Link {
         ending: watch::Receiver<bool>,
     ) -> Self {
         let Request { mirror, key, .. } = request;
-        let request = json!({ "mirror": mirror, "key": key, "super_frames": args.super_frames });
+        let mut request = json!({ "mirror": mirror, "key": key, "super_frames": args.super_frames });
+        let later = format!("{request}\n").into();
+        if let Some(since) = &args.since {
+            request["since"] = since.text.as_str().into();
+            request["no_follow"] = args.no_follow.into();
+        }
         Self {
             client: cluster.client.clone(),
             agents: cluster.agents.clone(),
             port: args.stream_port,
-            request: format!("{request}\n").into(),
+            requests: [format!("{request}\n").into(), later],
+            no_follow: args.no_follow,
             news,
             ending,
             streams: Arc::default(),
         }
     }
 
-    /// Reads the stream of a node until the user stops the command.
+    /// Reads the stream of a node until the user stops the command. For the past alone, reads it once, as the stream
+    /// `id`, and returns this number if that failed.
     ///
     /// # Errors
     ///
     /// The user lacks a required right.
-    pub(super) async fn read(mut self, node: String) -> anyhow::Result<()> {
+    pub(super) async fn read(mut self, node: String, id: StreamId) -> anyhow::Result<Option<StreamId>> {
         let mut told = None;
         while !*self.ending.borrow() {
-            let why = match self.read_once(&node, &mut told).await {
-                Ok(()) if *self.ending.borrow() => return Ok(()),
+            let why = match self.read_once(&node, id, &mut told).await {
+                Ok(()) if self.no_follow || *self.ending.borrow() => return Ok(None),
                 Ok(()) => anyhow!("the agent has ended the stream, and its log says why"),
                 Err(Failure::Passing(why)) => why,
                 Err(Failure::Final(why)) => return Err(why),
             };
-            let why = format!("node {node}: {}; retrying", mirror_client::in_words(why.as_ref()));
+            let why = format!("node {node}: {}", mirror_client::in_words(why.as_ref()));
+            if self.no_follow {
+                tell(&why);
+                return Ok(Some(id));
+            }
+            let why = format!("{why}; retrying");
             if told.as_ref() != Some(&why) {
                 tell(&why);
                 told = Some(why);
@@ -137,11 +151,17 @@ impl Link {
                 () = sleep(AGAIN) => {}
             }
         }
-        Ok(())
+        Ok(None)
     }
 
-    /// Opens and reads one connection. `told` is the last message that was printed.
-    async fn read_once(&mut self, node: &str, told: &mut Option<String>) -> Result<(), Failure> {
+    /// Opens and reads one connection. `id` is its number for the past alone; `told` is the last message that was
+    /// printed.
+    async fn read_once(
+        &mut self,
+        node: &str,
+        id: StreamId,
+        told: &mut Option<String>,
+    ) -> Result<(), Failure> {
         let connected = async {
             let api = Api::<Pod>::namespaced(self.client.clone(), &self.agents);
             let agent = agents::of_node(&api, node, &self.agents).await?;
@@ -170,7 +190,7 @@ impl Link {
             () = is_wanted(&mut ending) => return Ok(()),
         };
         *told = None;
-        let stream = self.streams.fetch_add(1, Ordering::Relaxed);
+        let stream = if self.no_follow { id } else { self.streams.fetch_add(1, Ordering::Relaxed) };
         self.send(stream, What::Began { node: node.to_owned() }).await?;
         let outcome = self.pass_on(stream, &mut from, &mut to).await;
         self.send(stream, What::Ended).await?;
@@ -187,7 +207,7 @@ impl Link {
         let (from, mut to) = split(stream);
         let mut from = BufReader::with_capacity(PART, from);
         let asked = async {
-            to.write_all(self.request.as_bytes()).await?;
+            to.write_all(self.requests[0].as_bytes()).await?;
             to.flush().await?;
             let mut line = String::new();
             (&mut from).take(MOST_ANSWER).read_line(&mut line).await?;
@@ -203,7 +223,7 @@ impl Link {
 
     /// Forwards the bytes until the end of the stream. Requests that end when the user stops the command.
     async fn pass_on(
-        &self,
+        &mut self,
         stream: StreamId,
         from: &mut (impl AsyncRead + Unpin),
         to: &mut (impl AsyncWrite + Unpin),
@@ -214,7 +234,11 @@ impl Link {
             tokio::select! {
                 read = from.read_buf(&mut part) => match read.context("the connection")? {
                     0 => return Ok(()),
-                    _ => self.send(stream, What::Bytes(part)).await?,
+                    _ => {
+                        // The past has begun, and later connections go on after it.
+                        self.requests[0] = Arc::clone(&self.requests[1]);
+                        self.send(stream, What::Bytes(part)).await?;
+                    }
                 },
                 () = is_wanted(&mut ending), if !is_asked => {
                     is_asked = true;

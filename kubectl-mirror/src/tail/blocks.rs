@@ -11,7 +11,9 @@ const MOST: usize = 512 << 10;
 const AROUND: usize = 12;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Block {
+pub(super) enum Block {
+    /// The beginning of the stream, with the agent's message about it.
+    Section(String),
     /// The next interface of the stream.
     Interface(Description),
     Packet(Packet),
@@ -21,29 +23,29 @@ pub(crate) enum Block {
 
 /// An interface.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(crate) struct Description {
+pub(super) struct Description {
     /// Its name, such as `shop/web eth0`.
-    pub(crate) name: String,
-    pub(crate) description: Option<String>,
+    pub(super) name: String,
+    pub(super) description: Option<String>,
     /// The filter, in tcpdump's language.
-    pub(crate) filter: Option<String>,
+    pub(super) filter: Option<String>,
     /// Further information.
-    pub(crate) comment: Option<String>,
+    pub(super) comment: Option<String>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Packet {
+pub(super) struct Packet {
     /// The index of the interface in the stream.
-    pub(crate) interface: u32,
+    pub(super) interface: u32,
     /// The time of the copy, in ns since the epoch.
-    pub(crate) time_ns: u64,
+    pub(super) time_ns: u64,
     /// The whole block.
-    pub(crate) block: Vec<u8>,
+    pub(super) block: Vec<u8>,
 }
 
 impl Packet {
     /// Returns the block with another interface number.
-    pub(crate) fn with_interface(mut self, interface: u32) -> Vec<u8> {
+    pub(super) fn with_interface(mut self, interface: u32) -> Vec<u8> {
         if let Some(number) = self.block.get_mut(8..12) {
             number.copy_from_slice(&interface.to_le_bytes());
         }
@@ -53,31 +55,31 @@ impl Packet {
 
 /// The counters of an interface.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(crate) struct Statistics {
+pub(super) struct Statistics {
     /// The index of the interface in the stream.
-    pub(crate) interface: u32,
+    pub(super) interface: u32,
     /// When the counters were read, in ns since the epoch.
-    pub(crate) time_ns: u64,
+    pub(super) time_ns: u64,
     /// When the stream began and ended.
-    pub(crate) start_ns: Option<u64>,
-    pub(crate) end_ns: Option<u64>,
+    pub(super) start_ns: Option<u64>,
+    pub(super) end_ns: Option<u64>,
     /// Packets that the capture matched, including lost ones.
-    pub(crate) received: Option<u64>,
+    pub(super) received: Option<u64>,
     /// Matched packets that were lost.
-    pub(crate) lost: Option<u64>,
+    pub(super) lost: Option<u64>,
     /// Matched packets that a rate or a budget refused. An older agent does not send it.
-    pub(crate) limited: Option<u64>,
+    pub(super) limited: Option<u64>,
     /// A text about what the packets lack.
-    pub(crate) comment: Option<String>,
+    pub(super) comment: Option<String>,
 }
 
 /// The error for a stream that cannot be parsed.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Malformed(pub(crate) &'static str);
+pub(super) struct Malformed(pub(super) &'static str);
 
 /// The bytes of a stream that are not parsed yet.
 #[derive(Debug, Default)]
-pub(crate) struct Blocks {
+pub(super) struct Blocks {
     bytes: Vec<u8>,
     /// The number of bytes already parsed.
     taken: usize,
@@ -85,14 +87,14 @@ pub(crate) struct Blocks {
 
 impl Blocks {
     /// Appends received bytes.
-    pub(crate) fn push(&mut self, bytes: &[u8]) {
+    pub(super) fn push(&mut self, bytes: &[u8]) {
         self.bytes.drain(..self.taken);
         self.taken = 0;
         self.bytes.extend_from_slice(bytes);
     }
 
     /// Returns the next block; `None`: it is not complete yet.
-    pub(crate) fn next(&mut self) -> Result<Option<Block>, Malformed> {
+    pub(super) fn next(&mut self) -> Result<Option<Block>, Malformed> {
         loop {
             let rest = self.bytes.get(self.taken..).unwrap_or_default();
             let (Some(kind), Some(length)) = (word(rest, 0), word(rest, 4)) else { return Ok(None) };
@@ -110,7 +112,7 @@ impl Blocks {
     }
 
     /// Whether an incomplete block is left.
-    pub(crate) fn is_within_a_block(&self) -> bool {
+    pub(super) fn is_within_a_block(&self) -> bool {
         self.taken < self.bytes.len()
     }
 }
@@ -121,6 +123,7 @@ fn parse(kind: u32, block: &[u8], body: &[u8]) -> Result<Option<Block>, Malforme
         0x0a0d_0d0a if word(body, 0) != Some(0x1a2b_3c4d) => {
             Err(Malformed("a section that is not little endian"))
         }
+        0x0a0d_0d0a => Ok(option(body.get(16..).unwrap_or_default(), 1).map(text).map(Block::Section)),
         1 => {
             let options = body.get(8..).ok_or(short)?;
             // The tag of a filter option names the language of the filter.
@@ -197,7 +200,7 @@ mod tests {
     fn stream(packet: &[u8]) -> Vec<u8> {
         let mut out = Vec::new();
         let mut writer =
-            Writer::begin(&mut out, &Section { application: Some("podmirror"), ..Section::default() });
+            Writer::begin(&mut out, &Section { comment: Some("a comment"), ..Section::default() });
         for name in ["shop/web eth0", "shop/db eth0"] {
             let interface = Interface {
                 name: Some(name),
@@ -248,8 +251,9 @@ mod tests {
             filter: Some("tcp port 443".into()),
             comment: None,
         };
-        assert_eq!((all.len(), &all[3]), (6, &Block::Interface(description)));
-        let Block::Packet(packet) = all[4].clone() else { unreachable!("{all:?}") };
+        assert_eq!(all[0], Block::Section("a comment".into()));
+        assert_eq!((all.len(), &all[4]), (7, &Block::Interface(description)));
+        let Block::Packet(packet) = all[5].clone() else { unreachable!("{all:?}") };
         assert_eq!((packet.interface, packet.time_ns), (1, 1_795_305_601_123_456_789));
         let block = packet.clone().with_interface(77);
         assert_eq!((block[8], &block[12..]), (77, &packet.block[12..]));
@@ -263,7 +267,7 @@ mod tests {
             limited: Some(4),
             comment: Some("2 of its super-frames were cut".into()),
         };
-        assert_eq!(all[5], Block::Statistics(statistics));
+        assert_eq!(all[6], Block::Statistics(statistics));
     }
 
     proptest! {

@@ -15,7 +15,7 @@ use super::{
 
 /// The interfaces so far.
 #[derive(Debug)]
-pub(crate) struct Combined {
+pub(super) struct Combined {
     writer: Writer,
     /// By the stream and the index in it.
     places: BTreeMap<(StreamId, u32), InterfaceId>,
@@ -35,7 +35,7 @@ struct Counted {
 
 impl Combined {
     /// Begins a file. Also returns its first bytes.
-    pub(crate) fn begin(application: &str) -> (Self, Vec<u8>) {
+    pub(super) fn begin(application: &str) -> (Self, Vec<u8>) {
         let mut out = Vec::new();
         let writer =
             Writer::begin(&mut out, &Section { application: Some(application), ..Section::default() });
@@ -45,7 +45,7 @@ impl Combined {
     }
 
     /// Adds the next interface of a node's stream, and appends its description.
-    pub(crate) fn interface(&mut self, stream: StreamId, node: &str, of: &Description, out: &mut Vec<u8>) {
+    pub(super) fn interface(&mut self, stream: StreamId, node: &str, of: &Description, out: &mut Vec<u8>) {
         let interface = Interface {
             snaplen: 0,
             name: Some(&of.name),
@@ -63,13 +63,13 @@ impl Combined {
     }
 
     /// The block of a packet, for the file. `None`: the stream has not described its interface.
-    pub(crate) fn packet(&self, stream: StreamId, packet: Packet) -> Option<Vec<u8>> {
+    pub(super) fn packet(&self, stream: StreamId, packet: Packet) -> Option<Vec<u8>> {
         let id = self.places.get(&(stream, packet.interface))?;
         Some(packet.with_interface(id.number()))
     }
 
     /// Notes the counters of an interface.
-    pub(crate) fn statistics(&mut self, stream: StreamId, statistics: Statistics) {
+    pub(super) fn statistics(&mut self, stream: StreamId, statistics: Statistics) {
         let id = self.places.get(&(stream, statistics.interface));
         let counted = id.and_then(|id| self.interfaces.get_mut(id.number() as usize));
         if let Some(counted) = counted {
@@ -78,7 +78,7 @@ impl Combined {
     }
 
     /// Ends the file: appends all counters, and returns their sums. `now_ns` is ns since the epoch.
-    pub(crate) fn end(&self, now_ns: u64, out: &mut Vec<u8>) -> Summary {
+    pub(super) fn end(&self, now_ns: u64, out: &mut Vec<u8>) -> Summary {
         let mut summary = Summary { interfaces: self.interfaces.len(), ..Summary::default() };
         for Counted { id, name, node, statistics } in &self.interfaces {
             let Some(of) = statistics else {
@@ -120,7 +120,7 @@ impl Combined {
 
 /// The sums of all counters.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(crate) struct Summary {
+pub(super) struct Summary {
     interfaces: usize,
     limited: u64,
     lost: u64,
@@ -131,8 +131,13 @@ pub(crate) struct Summary {
 }
 
 impl Summary {
+    /// Whether the counters of all interfaces were received.
+    pub(super) fn is_whole(&self) -> bool {
+        self.uncounted.is_empty()
+    }
+
     /// The summary for the user, for `packets` packets from `nodes` nodes.
-    pub(crate) fn lines(&self, packets: u64, nodes: usize) -> Vec<String> {
+    pub(super) fn lines(&self, packets: u64, nodes: usize) -> Vec<String> {
         let Self { interfaces, limited, lost, missing, uncounted } = self;
         let mut lines = vec![format!(
             "{packets} packets; {interfaces} interfaces; {nodes} nodes; {limited} packets limited; {lost} packets lost"

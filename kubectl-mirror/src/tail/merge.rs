@@ -4,8 +4,7 @@
 //! streams, the packet with the earliest timestamp is first. A silent stream could still send an earlier packet, so
 //! packets wait for it, but only for a while: each one is released at the latest [`Bounds::hold`] after its arrival,
 //! and at once when all waiting packets have more than [`Bounds::bytes`]. So the output is ordered by time if each
-//! stream is, and if no packet arrives later than `hold` after it was copied. Used by [`tail`](super), and by `save`
-//! with complete streams.
+//! stream is, and if no packet arrives later than `hold` after it was copied. Used by [`tail`](super).
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -14,19 +13,19 @@ use std::{
 
 /// Bounds of the waiting packets.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Bounds {
+pub(super) struct Bounds {
     /// The longest time that a packet waits for other streams.
-    pub(crate) hold: Duration,
+    pub(super) hold: Duration,
     /// Maximum size of all waiting packets in bytes.
-    pub(crate) bytes: usize,
+    pub(super) bytes: usize,
 }
 
 /// The unique number of a stream.
-pub(crate) type StreamId = u64;
+pub(super) type StreamId = u64;
 
 /// The streams, with their waiting packets.
 #[derive(Debug)]
-pub(crate) struct Merge<T> {
+pub(super) struct Merge<T> {
     bounds: Bounds,
     streams: BTreeMap<StreamId, Stream<T>>,
     bytes: usize,
@@ -53,17 +52,17 @@ struct Waiting<T> {
 
 impl<T> Merge<T> {
     /// Creates a merge without streams.
-    pub(crate) const fn new(bounds: Bounds) -> Self {
+    pub(super) const fn new(bounds: Bounds) -> Self {
         Self { bounds, streams: BTreeMap::new(), bytes: 0 }
     }
 
     /// Adds a stream: from now on, packets of others wait for its packets.
-    pub(crate) fn open(&mut self, id: StreamId) {
+    pub(super) fn open(&mut self, id: StreamId) {
         self.streams.insert(id, Stream { waiting: VecDeque::new(), latest_ns: 0, is_open: true });
     }
 
     /// Ends a stream: packets of others no longer wait for it. Its own packets are still released in order.
-    pub(crate) fn close(&mut self, id: StreamId) {
+    pub(super) fn close(&mut self, id: StreamId) {
         if let Some(stream) = self.streams.get_mut(&id) {
             stream.is_open = false;
         }
@@ -71,7 +70,7 @@ impl<T> Merge<T> {
     }
 
     /// Adds a packet of an open stream, of `bytes` bytes. `now` must not decrease between calls.
-    pub(crate) fn push(&mut self, id: StreamId, time_ns: u64, bytes: usize, packet: T, now: Duration) {
+    pub(super) fn push(&mut self, id: StreamId, time_ns: u64, bytes: usize, packet: T, now: Duration) {
         let Some(stream) = self.streams.get_mut(&id) else { return };
         stream.latest_ns = stream.latest_ns.max(time_ns);
         stream.waiting.push_back(Waiting { order_ns: stream.latest_ns, came: now, bytes, packet });
@@ -79,7 +78,7 @@ impl<T> Merge<T> {
     }
 
     /// Returns the next packet, if it need not wait any more.
-    pub(crate) fn pop(&mut self, now: Duration) -> Option<T> {
+    pub(super) fn pop(&mut self, now: Duration) -> Option<T> {
         let heads = || self.streams.iter().filter_map(|(id, stream)| Some((id, stream.waiting.front()?)));
         let (_, id) = heads().map(|(id, head)| (head.order_ns, *id)).min()?;
         let is_silent = self.streams.values().any(|stream| stream.is_open && stream.waiting.is_empty());
@@ -95,7 +94,7 @@ impl<T> Merge<T> {
     }
 
     /// When a packet is released although other streams are silent; `None`: no packet waits.
-    pub(crate) fn due(&self) -> Option<Duration> {
+    pub(super) fn due(&self) -> Option<Duration> {
         let heads = self.streams.values().filter_map(|stream| stream.waiting.front());
         heads.map(|head| head.came + self.bounds.hold).min()
     }

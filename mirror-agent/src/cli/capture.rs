@@ -1,7 +1,7 @@
 //! The flags of `tail` and `capture`.
 //!
 //! Their flags have no environment variables, but for `--bpffs`: in the agent's container, the variables of the agent's
-//! own flags are set. The container of a recorder names its target for `recorder` and for `save`.
+//! own flags are set.
 
 use std::{collections::BTreeMap, path::PathBuf, time::Duration};
 
@@ -111,6 +111,16 @@ pub struct TailArgs {
     /// The file for the packets, in pcapng; `-` is standard output.
     #[arg(long, short, value_name = "FILE", default_value = "-")]
     pub write: PathBuf,
+    /// Begin with the packets of this time, as in 5m, that a recorder of this node (`mirror-agent recorder`) still has. Of the
+    /// flags for packets, --filter alone counts for them.
+    #[arg(long, value_name = "TIME", value_parser = parse_duration)]
+    pub since: Option<Duration>,
+    /// End with the packets of --since. Pods and interfaces need not exist any more.
+    #[arg(
+        long, value_name = "BOOL", action = ArgAction::Set, num_args = 0..=1, require_equals = true,
+        default_value_t = false, default_missing_value = "true", requires = "since"
+    )]
+    pub no_follow: bool,
 }
 
 /// `mirror-agent capture`.
@@ -166,21 +176,6 @@ pub struct RecorderArgs {
     #[command(flatten)]
     #[expect(missing_docs, reason = "as above")]
     pub state: StateArgs,
-}
-
-/// `mirror-agent save`.
-#[derive(Debug, Args)]
-pub struct SaveArgs {
-    /// The target of the recorder.
-    #[arg(long, env = "MIRROR_RECORDER_TARGET", value_name = "NAME", value_parser = target_name)]
-    pub target: TargetName,
-    /// A pod, by namespace and name, also one that has gone; NAMESPACE/* are all pods of a namespace. Can be repeated
-    /// [default: all].
-    #[arg(long = "pod", value_name = "NAMESPACE/NAME", value_parser = pod)]
-    pub pods: Vec<(String, String)>,
-    /// The file for the packets, in pcapng; `-` is standard output.
-    #[arg(long, short, value_name = "FILE", default_value = "-")]
-    pub write: PathBuf,
 }
 
 /// A pod, as in `shop/web`.

@@ -238,6 +238,7 @@ mod tests {
             ("--enable-mirror", "run --node-name n"),
             ("--when-read", "attach eth0"),
             ("--super-frames", "tail eth0"),
+            ("--no-follow", "tail eth0 --since 5m"),
             ("--super-frames", "capture eth0 --ring 64MiB -w x.pcapng"),
             ("--super-frames", "recorder --target t --ring 64MiB"),
         ] {

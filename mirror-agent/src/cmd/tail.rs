@@ -3,23 +3,30 @@
 //! The running agent of the node creates the capture, or gives this command the copies for one of its targets, and this
 //! command reads the ring (`control`). If no agent runs, the command runs the loop itself, for interfaces, and sends
 //! itself the same request. [`sessions`] finds the sessions whose packets arrive, [`losses`] counts their lost packets,
-//! and [`memory`] checks the container's memory limit.
+//! [`past`] asks a recorder for earlier packets, and [`memory`] checks the container's memory limit.
+//!
+//! With `--since`, the recorder is asked when the sessions exist, for the packets until that moment; earlier ones in the
+//! ring are skipped. So no packet is missing in between. A packet that two sessions copied around that moment can be
+//! there twice.
 
 mod losses;
 mod memory;
+mod past;
 mod pipe;
 mod reading;
 mod recorder;
 mod sessions;
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     future::{Future, pending},
     io::{self, IsTerminal as _},
     os::unix::net::UnixStream as StdStream,
+    time::Duration,
 };
 
 use anyhow::{Context as _, anyhow, bail};
+use mirror_core::pcapng::NO_PAST;
 use tokio::{
     io::AsyncReadExt as _,
     net::UnixStream,
@@ -27,11 +34,13 @@ use tokio::{
     sync::{mpsc, watch},
     time::{Instant, sleep_until},
 };
-use tracing::warn;
+use tracing::{info, warn};
 
-pub use self::recorder::{Given, Wanted, recorder};
+pub use self::recorder::recorder;
 use self::{
+    past::Past,
     reading::{Ask, Reading},
+    recorder::Wanted,
     sessions::{Before, Sessions},
 };
 use super::{cleanup::remove_everything, stop_signal};
@@ -47,7 +56,7 @@ use crate::{
     notes,
     pods::NoPods,
     reconcile::Reconciler,
-    recording::{Clock, Destination, Kept, Plan, Recorder},
+    recording::{Clock, Destination, Excerpt, Kept, Plan, Recorder},
     select::Policy,
 };
 
@@ -64,7 +73,20 @@ pub async fn tail(args: TailArgs) -> anyhow::Result<()> {
     } else {
         Destination::File(args.write)
     };
-    run(args.subject, destination, Kept::All).await
+    let TailArgs { subject, since, no_follow, .. } = args;
+    if let (Some(target), Some(_), false) = (&subject.target, since, no_follow) {
+        bail!("the recorder of target {target} reads on, and a stream has one reader: use --no-follow");
+    }
+    run(subject, destination, Kept::All, since.map(|time| Since { time, is_all: no_follow })).await
+}
+
+/// The packets of the past that the user wants.
+#[derive(Clone, Copy)]
+struct Since {
+    /// The time before the beginning of the command.
+    time: Duration,
+    /// No later packets are wanted.
+    is_all: bool,
 }
 
 /// Keeps packets in memory or in rotating files.
@@ -79,12 +101,18 @@ pub async fn capture(args: CaptureArgs) -> anyhow::Result<()> {
         Keep { .. } => Kept::All,
     };
     memory::check(kept, args.subject.buffer, &args.write)?;
-    run(args.subject, Destination::File(args.write), kept).await
+    run(args.subject, Destination::File(args.write), kept, None).await
 }
 
-async fn run(subject: SubjectArgs, destination: Destination, kept: Kept) -> anyhow::Result<()> {
+async fn run(
+    subject: SubjectArgs,
+    destination: Destination,
+    kept: Kept,
+    since: Option<Since>,
+) -> anyhow::Result<()> {
     subject.check()?;
-    let plan = Plan { destination, kept, super_frames: subject.super_frames, max_packets: subject.packets };
+    let (super_frames, max_packets) = (subject.super_frames, subject.packets);
+    let plan = Plan { destination, kept, super_frames, max_packets, comment: None };
     // First, so that from here on Ctrl-C leads to the clean-up.
     let stop = stop_signal()?;
     tokio::pin!(stop);
@@ -92,8 +120,18 @@ async fn run(subject: SubjectArgs, destination: Destination, kept: Kept) -> anyh
         open = pipe::has_reader(&plan.destination) => open,
         () = &mut stop => return Ok(()),
     };
+    // A recorder knows pods and interfaces by their names, and only an agent knows those of a Mirror.
+    if let Some(since @ Since { is_all: true, .. }) = since
+        && subject.mirror.is_none()
+    {
+        let wanted = wanted(&subject, since, None)?;
+        return tokio::select! {
+            outcome = read_past(&subject, &wanted, plan, since) => outcome,
+            () = stop => Ok(()),
+        };
+    }
     match (Pins::connect_control()?, &subject.target) {
-        (Some(agent), _) => read(agent, &subject, plan, stop).await,
+        (Some(agent), _) => read(agent, &subject, plan, since, stop).await,
         (None, Some(target)) => {
             bail!(
                 "no agent is running on this node, and the copies for target {target} need one; start \
@@ -103,14 +141,70 @@ async fn run(subject: SubjectArgs, destination: Destination, kept: Kept) -> anyh
         (None, None) if !subject.pods.is_empty() || subject.mirror.is_some() => {
             bail!("no agent is running on this node, so pods cannot be found; name interfaces instead")
         }
-        (None, None) => with_own_loop(&subject, plan, stop).await,
+        (None, None) => with_own_loop(&subject, plan, since, stop).await,
     }
+}
+
+/// The packets of the past that belong to the subject: until now, or until the recorder answers if no later ones are
+/// wanted. `joined`: the agent's answer.
+fn wanted(subject: &SubjectArgs, since: Since, joined: Option<&mut Joined>) -> anyhow::Result<Wanted> {
+    let now_ns = Clock::now()?.monotonic_ns;
+    let end_ns = if since.is_all { *Excerpt::ALL.times.end() } else { now_ns };
+    let times = (now_ns.saturating_sub(since.time.as_nanos() as u64), end_ns);
+    let of_flags = |pods: &[(String, String)]| {
+        let pods = pods.iter().map(|(namespace, name)| format!("{namespace}/{name}"));
+        pods.chain(subject.interfaces.iter().cloned()).collect()
+    };
+    Ok(match joined {
+        Some(Joined { sessions, past, .. }) if subject.mirror.is_some() => {
+            let control::Past { pods, except, filter } = std::mem::take(past);
+            Wanted { of: Some(&pods | &sessions.names()?), except, filter, times }
+        }
+        _ => {
+            let of = subject.target.is_none().then(|| of_flags(&subject.pods));
+            Wanted { of, except: BTreeSet::new(), filter: subject.filter.clone(), times }
+        }
+    })
+}
+
+/// Begins a recording with the packets of the past. If there are none, also returns the reason.
+async fn begin_with_past(
+    subject: &SubjectArgs,
+    wanted: &Wanted,
+    mut plan: Plan,
+    since: Since,
+) -> anyhow::Result<(Recorder, anyhow::Result<()>)> {
+    let asked = Past::ask(subject.target.as_ref(), wanted).await;
+    let words = match &asked {
+        Ok(past) => past.words(since.time),
+        Err(error) => format!("{NO_PAST}{error:#}"),
+    };
+    let is_empty = asked.as_ref().is_ok_and(Past::is_empty);
+    plan.comment = (!is_empty).then(|| words.clone());
+    let mut recorder = Recorder::begin(plan, Clock::now()?, APPLICATION)?;
+    let written = match asked {
+        Ok(past) => {
+            info!("{words}");
+            past.write(&mut recorder).await
+        }
+        Err(error) => Err(error),
+    };
+    Ok((recorder, written))
+}
+
+/// Records the packets of the past alone.
+async fn read_past(subject: &SubjectArgs, wanted: &Wanted, plan: Plan, since: Since) -> anyhow::Result<()> {
+    let (mut recorder, written) = begin_with_past(subject, wanted, plan, since).await?;
+    recorder.wait_for_reader();
+    recorder.finish(Clock::now()?.monotonic_ns)?;
+    written
 }
 
 /// Runs the loop for this capture only, and removes everything at its end.
 async fn with_own_loop(
     subject: &SubjectArgs,
     plan: Plan,
+    since: Option<Since>,
     stop: impl Future<Output = ()>,
 ) -> anyhow::Result<()> {
     let StateArgs { bpffs } = &subject.state;
@@ -137,7 +231,7 @@ async fn with_own_loop(
     let agent = Pins::connect_control()?.context("cannot reach the control socket that was just created")?;
     let outcome = tokio::select! {
         outcome = reconciler.run(pending()) => outcome,
-        outcome = read(agent, subject, plan, stop) => outcome,
+        outcome = read(agent, subject, plan, since, stop) => outcome,
     };
     let removed = remove_everything(&pins, &mut reconciler.links).await;
     outcome.and(removed)
@@ -148,18 +242,40 @@ async fn read(
     agent: StdStream,
     subject: &SubjectArgs,
     plan: Plan,
+    since: Option<Since>,
     stop: impl Future<Output = ()>,
 ) -> anyhow::Result<()> {
     tokio::pin!(stop);
-    let joined = tokio::select! {
+    let mut joined = tokio::select! {
         joined = join(agent, subject) => joined?,
         () = &mut stop => return Ok(()),
     };
-    let Joined { mut agent, ring, sessions } = joined;
     // Without a buffer in memory, SIGUSR1 keeps its default action and ends the process.
     let asks = matches!(plan.kept, Kept::Last(_)).then(asks_by_signal).transpose()?;
-    let recorder = Recorder::begin(plan, Clock::now()?, APPLICATION)?;
-    let mut reading = Reading::begin(ring, sessions, recorder, asks)?;
+    let (recorder, past_ns) = match since {
+        None => (Recorder::begin(plan, Clock::now()?, APPLICATION)?, 0),
+        Some(since) => {
+            let wanted = wanted(subject, since, Some(&mut joined))?;
+            if since.is_all {
+                drop(joined);
+                return tokio::select! {
+                    outcome = read_past(subject, &wanted, plan, since) => outcome,
+                    () = stop => Ok(()),
+                };
+            }
+            let (recorder, written) = tokio::select! {
+                begun = begin_with_past(subject, &wanted, plan, since) => begun?,
+                () = &mut stop => return Ok(()),
+            };
+            let past_ns = if written.is_ok() { wanted.times.1 } else { 0 };
+            if let Err(error) = written {
+                warn!("{error:#}");
+            }
+            (recorder, past_ns)
+        }
+    };
+    let Joined { mut agent, ring, sessions, .. } = joined;
+    let mut reading = Reading::begin(ring, sessions, recorder, asks)?.after(past_ns);
     let end = subject.time.map(|time| Instant::now() + time);
     let outcome = tokio::select! {
         outcome = reading.run() => outcome.map(|()| Ended::Complete),
@@ -183,6 +299,8 @@ struct Joined {
     ring: RingReader,
     /// The sessions that write the packets.
     sessions: Sessions,
+    /// What the stream of a Mirror can begin with.
+    past: control::Past,
 }
 
 /// Requests packets from an agent.
@@ -202,7 +320,7 @@ async fn join(agent: StdStream, subject: &SubjectArgs) -> anyhow::Result<Joined>
     let before = subject.target.as_ref().map_or_else(Before::default, |target| Before::read(&pins, target));
     let (agent, ring, answer) = control::ask(agent, &request).await?;
     let mut sessions = Sessions::open(&pins, &answer.target, before)?;
-    match (sessions.are_there()?, &subject.target, &subject.mirror) {
+    match (!sessions.names()?.is_empty(), &subject.target, &subject.mirror) {
         (true, ..) => {}
         (false, Some(target), _) => {
             warn!(%target, "no pod or interface of this node is mirrored to this target yet; waiting");
@@ -216,7 +334,7 @@ async fn join(agent: StdStream, subject: &SubjectArgs) -> anyhow::Result<Joined>
         (false, None, None) => bail!("{}", answer.problems.join("; ")),
     }
     answer.problems.iter().for_each(|problem| warn!("{problem}"));
-    Ok(Joined { agent, ring: RingReader::new(ring, &pins)?, sessions })
+    Ok(Joined { agent, ring: RingReader::new(ring, &pins)?, sessions, past: answer.past })
 }
 
 /// Returns a receiver with an [`Ask::Save`] for each SIGUSR1.

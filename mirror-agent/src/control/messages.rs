@@ -61,6 +61,19 @@ pub struct Answer {
     pub target: String,
     /// The reason for a refusal, or what is not mirrored as requested. The agent retries what can still succeed.
     pub problems: Vec<String>,
+    /// What the stream of a Mirror can begin with.
+    pub past: Past,
+}
+
+/// What the packets before those of a stream can be, apart from those of its sessions' interfaces.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Past {
+    /// The pods of which a recorder can have packets: `NAMESPACE/NAME`, or `NAMESPACE/*`.
+    pub pods: BTreeSet<String>,
+    /// The pods that exist: of these, only the interfaces of sessions count.
+    pub except: BTreeSet<String>,
+    /// The filter of the packets.
+    pub filter: Option<String>,
 }
 
 pub(super) async fn write_line(stream: &mut UnixStream, message: &impl Serialize) -> anyhow::Result<()> {

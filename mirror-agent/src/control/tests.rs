@@ -95,7 +95,7 @@ async fn one_program_reads_after_the_other() {
     agent.readers(1).await;
     agent.round();
     let (mut first, _ring, answer) = first.await.unwrap().unwrap();
-    assert_eq!(answer, Answer { target: "live".into(), problems: Vec::new() });
+    assert_eq!(answer, Answer { target: "live".into(), ..Answer::default() });
     let refused = agent.ask().await.unwrap().unwrap_err().to_string();
     assert!(refused.contains("another program reads target live"), "{refused}");
 
@@ -157,7 +157,7 @@ async fn a_target_is_read_before_there_is_a_list_of_pods() {
     let rings = agent.control.watch().borrow().rings();
     agent.reports.send_modify(|report| *report = Arc::new(Report { rings, ..Report::clone(report) }));
     let (_, _, answer) = asking.await.unwrap().unwrap();
-    assert_eq!(answer, Answer { target: "live".into(), problems: Vec::new() });
+    assert_eq!(answer, Answer { target: "live".into(), ..Answer::default() });
 }
 
 /// The resources of a program that ended a moment ago are free for the next one.
@@ -195,4 +195,33 @@ async fn an_agent_that_is_slow_says_so_before_the_program_gives_up() {
     let (_, _, answer) = asking.await.unwrap().unwrap();
     assert_eq!(answer.problems, ["the agent has not completed the request yet; it retries"]);
     assert!((ROUND..ANSWER).contains(&began.elapsed()), "{:?}", began.elapsed());
+}
+
+/// A deleted pod is known by its name alone, and a pod that exists by its sessions.
+#[test]
+fn the_past_of_a_stream_is_that_of_its_own_pods() {
+    let id = |name: &str| ResourceId { namespace: Some("shop".into()), name: name.parse().unwrap() };
+    let set = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<BTreeSet<_>>();
+    let keyed = |named: &[&str]| Keyed {
+        uid: "1".into(),
+        key_sha256: [0; 32],
+        named: set(named),
+        filter: Some("icmp".into()),
+    };
+    let streams = [
+        (id("labels"), keyed(&[])),
+        (id("names"), keyed(&["shop/gone", "shop/web"])),
+        (id("all"), keyed(&["shop/*"])),
+    ];
+    let pod = |namespace: &str, name: &str| {
+        (PodId { namespace: namespace.into(), name: name.into(), uid: name.into() }, None)
+    };
+    let pods = Some([pod("shop", "web"), pod("bank", "gone")].into());
+    let report = Report { streams: streams.into(), pods, ..Report::default() };
+    for (name, expected) in [("labels", &[][..]), ("names", &["shop/gone"]), ("all", &["shop/*"])] {
+        let Past { pods, except, filter } = past_of(&id(name), &report);
+        assert_eq!((pods, except), (set(expected), set(&["shop/web"])), "{name}");
+        assert_eq!(filter.as_deref(), Some("icmp"));
+    }
+    assert_eq!(past_of(&id("unknown"), &report), Past::default());
 }

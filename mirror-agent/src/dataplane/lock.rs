@@ -43,6 +43,8 @@ use crate::{links::netns_of_this_thread, model::TargetName};
 /// The directory of locks and sockets. On a Kubernetes node, this directory of the node is mounted into the agent's
 /// container.
 const DIRECTORY: &str = "/run/podmirror";
+/// The extension of the sockets of recorders.
+const RECORDER: &str = "recorder";
 /// The number of attempts of an operation whose files another process changes at the same time.
 const ATTEMPTS: u32 = 64;
 /// The mode bits that let users other than the owner write.
@@ -170,13 +172,26 @@ impl Pins {
         RecorderSocket::at(Places::make(Path::new(DIRECTORY))?.recorder(target))
     }
 
-    /// Connects to the recorder of a target; `None` if there is none in this network namespace.
+    /// Connects to the recorder of a target, or to any recorder; `None` if there is none in this network namespace.
     ///
     /// # Errors
     ///
     /// The same as for [`connect_control`](Self::connect_control).
-    pub fn connect_recorder(target: &TargetName) -> anyhow::Result<Option<UnixStream>> {
-        reach(|places| places.recorder(target), "the recorder")
+    pub fn connect_recorder(target: Option<&TargetName>) -> anyhow::Result<Option<UnixStream>> {
+        let directory = Path::new(DIRECTORY);
+        if fs::symlink_metadata(directory).is_err_and(|error| error.kind() == ErrorKind::NotFound) {
+            return Ok(None);
+        }
+        let recorders = match target {
+            Some(target) => vec![Places::of(directory)?.recorder(target)],
+            None => Places::of(directory)?.recorders()?,
+        };
+        for recorder in recorders {
+            if let Some(stream) = reach(|_| recorder, "the recorder")? {
+                return Ok(Some(stream));
+            }
+        }
+        Ok(None)
     }
 
     /// Creates the directory of the pins, writable by root only.
@@ -269,7 +284,21 @@ impl Places {
 
     /// The path of the socket of a target's recorder. No name of a target has a dot.
     fn recorder(&self, target: &TargetName) -> PathBuf {
-        self.control.with_extension(format!("{target}.recorder"))
+        self.control.with_extension(format!("{target}.{RECORDER}"))
+    }
+
+    /// The paths of the sockets of all recorders, in the order of their targets.
+    fn recorders(&self) -> anyhow::Result<Vec<PathBuf>> {
+        let directory = self.control.parent().unwrap_or(Path::new(DIRECTORY));
+        let entries = fs::read_dir(directory)
+            .with_context(|| format!("cannot read {} (are you root?)", directory.display()))?;
+        let mut paths: Vec<_> = entries.filter_map(|entry| Some(entry.ok()?.path())).collect();
+        paths.retain(|path| {
+            path.extension().is_some_and(|kind| kind == RECORDER)
+                && path.file_prefix() == self.control.file_stem()
+        });
+        paths.sort();
+        Ok(paths)
     }
 }
 

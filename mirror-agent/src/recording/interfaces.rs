@@ -57,10 +57,11 @@ pub(super) struct Described {
 }
 
 impl Interfaces {
-    /// Starts without interfaces. `started_ns` is the beginning of the recording, in ns since the epoch.
-    pub(super) fn new(application: &str, started_ns: u64) -> Self {
+    /// Starts without interfaces. `comment` is for the section; `started_ns` is the beginning of the recording, in ns
+    /// since the epoch.
+    pub(super) fn new(application: &str, comment: Option<&str>, started_ns: u64) -> Self {
         let mut header = Vec::new();
-        let section = Section { application: Some(application), ..Section::default() };
+        let section = Section { application: Some(application), comment, ..Section::default() };
         let writer = Writer::begin(&mut header, &section);
         Self {
             started_ns,
@@ -98,6 +99,11 @@ impl Interfaces {
         let described =
             Described { name: source.name.clone(), block, counters: None, flaws: Flaws::default(), filter };
         &self.described.entry(id).or_insert(described).block
+    }
+
+    /// Skips the number of an interface that another recording has described.
+    pub(super) fn skip(&mut self) {
+        self.writer.count();
     }
 
     /// Returns the program of a filter that is applied to each segment. Equal filters share one program.
@@ -217,7 +223,7 @@ mod tests {
 
     #[test]
     fn a_file_without_packets_is_as_long_as_foreseen() {
-        let mut interfaces = Interfaces::new("podmirror", 1);
+        let mut interfaces = Interfaces::new("podmirror", None, 1);
         for serial in 1..=3 {
             assert!(!interfaces.add(&Source { serial, ..Source::default() }).is_empty());
             interfaces.note_counters(serial, Counters::default());
@@ -233,7 +239,7 @@ mod tests {
 
     #[test]
     fn a_number_that_comes_again_is_another_interface() {
-        let mut interfaces = Interfaces::new("podmirror", 1);
+        let mut interfaces = Interfaces::new("podmirror", None, 1);
         let source = |name: &str| Source { serial: 7, name: name.into(), ..Source::default() };
         interfaces.add(&source("shop/old eth0"));
         let old = interfaces.of(7);
@@ -247,7 +253,7 @@ mod tests {
 
     #[test]
     fn a_session_has_one_interface() {
-        let mut interfaces = Interfaces::new("podmirror", 1);
+        let mut interfaces = Interfaces::new("podmirror", None, 1);
         let source = Source { serial: 7, ..Source::default() };
         assert!(!interfaces.add(&source).is_empty());
         let id = interfaces.of(7);
@@ -257,7 +263,7 @@ mod tests {
 
     #[test]
     fn the_descriptions_are_bounded() {
-        let mut interfaces = Interfaces::new("podmirror", 1);
+        let mut interfaces = Interfaces::new("podmirror", None, 1);
         let filter = Some("x".repeat(1 << 10));
         for serial in 0..10_000 {
             interfaces.add(&Source { serial, filter: filter.clone(), ..Source::default() });

@@ -78,7 +78,8 @@ impl Memory {
         self.packets -= 1;
     }
 
-    fn oldest_time_ns(&self) -> u64 {
+    /// The time of the oldest packet.
+    pub(super) fn oldest_time_ns(&self) -> u64 {
         time_of(self.field(TIME))
     }
 

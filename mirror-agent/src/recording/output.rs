@@ -14,7 +14,7 @@ use std::{
     time::Duration,
 };
 
-use super::{Destination, Progress, RecordingError, pipe};
+use super::{Destination, PACKET, Progress, RecordingError, pipe};
 
 /// Packets are confidential: only the owner may read the files.
 const MODE: u32 = 0o600;
@@ -27,8 +27,6 @@ const PATIENCE: Duration = Duration::from_secs(5);
 const STDOUT: &str = "standard output";
 /// Offset of the length in a block (4 bytes).
 const LENGTH: usize = 4;
-/// The block type of a packet.
-const PACKET: u32 = 6;
 
 /// An output file, which is open or closed. It is empty at first.
 #[derive(Debug)]

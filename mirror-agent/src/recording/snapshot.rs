@@ -2,9 +2,9 @@
 //!
 //! A snapshot contains only the requested interfaces. So their numbers in the file differ from those in memory.
 
-use std::{collections::BTreeMap, path::PathBuf};
+use std::{collections::BTreeMap, ops::RangeInclusive, path::PathBuf};
 
-use mirror_core::pcapng::InterfaceId;
+use mirror_core::{filter::Program, pcapng::InterfaceId};
 
 use super::{
     Clock, Recorder, RecordingError, SOME_INTERFACES,
@@ -18,13 +18,45 @@ use super::{
 /// without a step a packet has the same timestamp in each snapshot.
 const STEP_NS: u64 = 10_000_000;
 
+/// Offsets in the block of a packet: its length on the wire, and its bytes.
+const LEN: usize = 24;
+const BYTES: usize = 28;
+
+/// The packets that are requested.
+pub struct Excerpt<'e> {
+    /// Those of the interfaces with these names.
+    pub is_wanted: &'e dyn Fn(&str) -> bool,
+    /// Those that were copied in this time of `CLOCK_MONOTONIC`, in ns.
+    pub times: RangeInclusive<u64>,
+    /// Those that match this filter.
+    pub filter: Option<&'e Program>,
+}
+
+impl Excerpt<'_> {
+    /// All packets.
+    pub const ALL: Self = Self { is_wanted: &|_| true, times: 0..=i64::MAX as u64, filter: None };
+
+    /// Whether the block of a packet is in this time (since the epoch) and matches.
+    fn has(&self, block: &[u8], times: &RangeInclusive<u64>) -> bool {
+        let time = block.get(TIME..).and_then(<[u8]>::first_chunk);
+        let matches = |filter: &Program| {
+            let number = |place| Some(u32::from_le_bytes(*block.get(place..)?.first_chunk()?));
+            let bytes = number(LEN - 4).and_then(|bytes| block.get(BYTES..BYTES + bytes as usize));
+            bytes.zip(number(LEN)).is_some_and(|(bytes, len)| filter.matches(bytes, len))
+        };
+        time.is_some_and(|time| times.contains(&time_of(*time))) && self.filter.is_none_or(matches)
+    }
+}
+
 /// A snapshot.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Snapshot {
     /// A complete pcapng.
     pub bytes: Vec<u8>,
-    /// The number of packets.
-    pub packets: u64,
+    /// The number of packets by the name of their interface.
+    pub packets: BTreeMap<String, u64>,
+    /// Age of the oldest packet that the recording can still have, in ns.
+    pub reach_ns: u64,
 }
 
 impl Recorder {
@@ -41,14 +73,23 @@ impl Recorder {
         }
     }
 
-    /// Returns the newest packets of the interfaces whose names are wanted; the recording continues. The timestamps are
-    /// those of the present wall clock, even if it was set by 10 ms or more since the recording began. `None`: the
-    /// recording does not keep the newest packets.
-    pub fn snapshot(&mut self, is_wanted: impl Fn(&str) -> bool, now: Clock) -> Option<Snapshot> {
+    /// Returns these of the newest packets; the recording continues. The timestamps are those of the present wall
+    /// clock, even if it was set by 10 ms or more since the recording began. `None`: the recording does not keep the
+    /// newest packets.
+    pub fn snapshot(&mut self, excerpt: &Excerpt<'_>, now: Clock) -> Option<Snapshot> {
         let (memory, _) = self.store.newest()?;
-        let late_ns = now.wall_ns.wrapping_sub(self.started.wall_at(now.monotonic_ns)) as i64;
+        let now_ns = self.started.wall_at(now.monotonic_ns);
+        let late_ns = now.wall_ns.wrapping_sub(now_ns) as i64;
         let late_ns = if late_ns.unsigned_abs() < STEP_NS { 0 } else { late_ns };
-        Some(Snapshot::of(memory, &self.interfaces, is_wanted, now.wall_ns, late_ns))
+        let oldest_ns = match memory.packets() < self.packets {
+            true => memory.oldest_time_ns(),
+            false => self.started.wall_ns,
+        };
+        let [from, to] = [excerpt.times.start(), excerpt.times.end()].map(|time| self.started.wall_at(*time));
+        let mut snapshot =
+            Snapshot::of(memory, &self.interfaces, excerpt, &(from..=to), now.wall_ns, late_ns);
+        snapshot.reach_ns = now_ns.saturating_sub(oldest_ns);
+        Some(snapshot)
     }
 
     /// Writes the newest packets to a new file in the directory of the recording's file, with a number and the time in
@@ -58,50 +99,55 @@ impl Recorder {
         let now = Clock { wall_ns: self.started.wall_at(now_ns), monotonic_ns: now_ns };
         let Some((_, output)) = self.store.newest() else { return Ok(None) };
         let names = output.path().and_then(Names::of).ok_or(RecordingError::NoName)?;
-        let Some(Snapshot { bytes, packets }) = self.snapshot(|_| true, now) else { return Ok(None) };
+        let Some(Snapshot { bytes, packets, .. }) = self.snapshot(&Excerpt::ALL, now) else {
+            return Ok(None);
+        };
         let (number, path, mut output) = rotation::create(&names, self.saved, now.wall_ns)?;
         self.saved = number;
         output.write(&bytes)?;
         output.close()?;
-        Ok(Some((path, packets)))
+        Ok(Some((path, packets.values().sum())))
     }
 }
 
 impl Snapshot {
-    /// The packets of the interfaces whose names are wanted. `now_ns` is in ns since the epoch. All timestamps in
+    /// The requested packets in memory, whose `times` are in ns since the epoch, as is `now_ns`. All timestamps in
     /// memory are `late_ns` earlier than those in the file.
-    pub(super) fn of(
+    fn of(
         memory: &mut Memory,
         interfaces: &Interfaces,
-        is_wanted: impl Fn(&str) -> bool,
+        excerpt: &Excerpt<'_>,
+        times: &RangeInclusive<u64>,
         now_ns: u64,
         late_ns: i64,
     ) -> Self {
-        let wanted = interfaces.described().filter(|(_, described)| is_wanted(&described.name));
+        let wanted = interfaces.described().filter(|(_, described)| (excerpt.is_wanted)(&described.name));
         let mut places = BTreeMap::new();
         let (mut bytes, mut statistics) = (interfaces.header().to_vec(), Vec::new());
         for ((id, described), place) in wanted.zip(0..) {
-            places.insert(id.number(), place);
+            places.insert(id.number(), (place, described.name.as_str()));
             bytes.extend_from_slice(&described.block);
             let begun_ns = interfaces.started_ns().saturating_add_signed(late_ns);
             described.count(InterfaceId::at(place), begun_ns, now_ns, &mut statistics);
         }
-        let lengths = memory.each().filter(|(interface, _)| places.contains_key(interface));
-        let length: usize = lengths.map(|(_, block)| block.len()).sum();
+        let has =
+            |(interface, block): &(u32, &[u8])| places.contains_key(interface) && excerpt.has(block, times);
+        let length: usize = memory.each().filter(has).map(|(_, block)| block.len()).sum();
         // The exact size: a growing vector would take twice as much for a moment.
         bytes.reserve_exact(length + statistics.len());
-        let mut packets = 0;
-        for (interface, block) in memory.each() {
-            let Some(place) = places.get(&interface) else { continue };
+        let mut counts = BTreeMap::<&str, u64>::new();
+        for (interface, block) in memory.each().filter(has) {
+            let Some((place, name)) = places.get(&interface) else { continue };
             let start = bytes.len();
             bytes.extend_from_slice(block);
             let copied = bytes.get_mut(start..).unwrap_or_default();
             replace(copied, INTERFACE, |_| u32::to_le_bytes(*place));
             replace(copied, TIME, |time| time_bytes(time_of(time).saturating_add_signed(late_ns)));
-            packets += 1;
+            *counts.entry(name).or_default() += 1;
         }
         bytes.extend_from_slice(&statistics);
-        Self { bytes, packets }
+        let packets = counts.into_iter().map(|(name, packets)| (name.to_owned(), packets)).collect();
+        Self { bytes, packets, reach_ns: 0 }
     }
 }
 

@@ -116,6 +116,7 @@ fn all(path: &Path) -> Plan {
         kept: Kept::All,
         super_frames: false,
         max_packets: None,
+        comment: None,
     }
 }
 

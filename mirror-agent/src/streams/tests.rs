@@ -11,7 +11,8 @@ fn id(name: &str) -> ResourceId {
 }
 
 fn keyed(uid: &str, key: &str) -> Keyed {
-    Keyed { uid: uid.into(), key_sha256: Sha256::digest(key).into() }
+    let key_sha256 = Sha256::digest(key).into();
+    Keyed { uid: uid.into(), key_sha256, named: BTreeSet::new(), filter: None }
 }
 
 fn report(streams: &[(&str, &str)]) -> Report {
@@ -20,7 +21,7 @@ fn report(streams: &[(&str, &str)]) -> Report {
 }
 
 fn request(mirror: &str, key: &str) -> Request {
-    Request { mirror: mirror.into(), key: key.into(), super_frames: false }
+    Request { mirror: mirror.into(), key: key.into(), super_frames: false, since: None, no_follow: false }
 }
 
 #[test]

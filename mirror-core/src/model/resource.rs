@@ -48,6 +48,20 @@ impl Resource {
         self.request.as_ref().ok()?.stream.as_ref()
     }
 
+    /// The pods that the stream of a Mirror selects without their labels, so also deleted pods: as `NAMESPACE/NAME`, or
+    /// `NAMESPACE/*`.
+    pub fn named(&self) -> BTreeSet<String> {
+        let (Some(stream), Some(namespace)) = (self.stream(), &self.id.namespace) else {
+            return BTreeSet::new();
+        };
+        let all = || BTreeSet::from(["*".to_owned()]);
+        let names = match self.pods == Selector::default() {
+            true => stream.pods.clone().unwrap_or_else(all),
+            false => BTreeSet::new(),
+        };
+        names.into_iter().map(|name| format!("{namespace}/{name}")).collect()
+    }
+
     /// The origin of the resource's sessions.
     pub const fn origin(&self) -> Origin {
         match (&self.id.namespace, self.is_enforced) {

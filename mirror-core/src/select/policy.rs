@@ -120,6 +120,12 @@ impl Policy {
         self.targets.iter().filter_map(|(name, destination)| Some((name, destination.tunnel()?)))
     }
 
+    /// Whether Mirrors in this namespace can ask for packets.
+    pub fn may_ask(&self, namespace: &str) -> bool {
+        !self.exclude_namespaces.contains(namespace)
+            && self.allow_namespaces.as_ref().is_none_or(|allowed| allowed.contains(namespace))
+    }
+
     /// The targets that are streams.
     pub fn streams(&self) -> impl Iterator<Item = &TargetName> {
         let streams = self.targets.iter().filter(|(_, destination)| **destination == Destination::Stream);

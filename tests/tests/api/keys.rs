@@ -7,12 +7,12 @@ use std::{
     time::{Duration, Instant},
 };
 
-use mirror_tests::{Flood, Lab, PacketFile, PodNs, SOON, check, eventually, scaled};
+use mirror_tests::{Flood, Lab, PacketFile, PodNs, SOON, Tail, check, eventually, scaled};
 use serde_json::{Value, json};
 
 use crate::{
     Node,
-    resources::{Story, run},
+    resources::{Story, resource, run},
 };
 
 /// The agent's default address for streams.
@@ -41,7 +41,13 @@ impl Program {
     /// Connects with the key as soon as the agent offers the stream.
     #[track_caller]
     fn admitted(lab: &Lab, mirror: &str) -> Self {
-        let program = Self::connect(lab, &json!({ "mirror": mirror, "key": KEY }));
+        Self::admitted_with(lab, &json!({ "mirror": mirror, "key": KEY }))
+    }
+
+    /// As [`Program::admitted`], with this request.
+    #[track_caller]
+    fn admitted_with(lab: &Lab, request: &Value) -> Self {
+        let program = Self::connect(lab, request);
         let mut answer = [0; 3];
         (&program.connection).read_exact(&mut answer).unwrap();
         assert_eq!(&answer, b"ok\n");
@@ -221,6 +227,69 @@ fn a_stream_ends_with_its_program_and_with_its_mirror() {
     let file = PacketFile::parse(&reading.bytes.join().unwrap());
     assert_eq!((file.packets.len(), file.statistics), (6, vec![(6, 0)]));
     lab.wait_mirrored(&[]);
+    agent.stop();
+}
+
+/// A recorder has the packets of two pods. A stream begins with those of its own pods, and of deleted ones that it
+/// selects without labels.
+#[test]
+fn a_stream_begins_with_the_recorded_packets_of_its_pods() {
+    let story = &Story::new("past");
+    let node @ Node { api, lab } = &story.node;
+    let pods = node.pods(["web", "db"]);
+    let annotations = ["mirror", "target", "filter"].map(|key| format!("podmirror.io/{key}"));
+    let annotations: Vec<_> = annotations.iter().map(String::as_str).zip(["true", "live", "icmp"]).collect();
+    let mut containers = run(node, &pods, &annotations);
+    let [web, db] = &pods;
+    let agent = api.agent(lab, &["--target", "live=stream"]);
+    lab.wait_mirrored(&[web, db]);
+    let keyed = json!({ "keySha256": KEY_SHA256 });
+    story.mirror("labels", "web", &json!({ "stream": keyed }));
+    let named = json!({ "keySha256": KEY_SHA256, "pods": ["web"] });
+    for (name, stream) in [("named", named), ("all", keyed)] {
+        api.apply(&resource("Mirror", name, &json!({}), &json!({ "stream": stream })));
+    }
+    let past = |mirror: &str| {
+        let mirror = format!("{}/{mirror}", api.namespace());
+        let request = json!({ "mirror": mirror, "key": KEY, "since": "1h", "no_follow": true });
+        PacketFile::parse(&Program::admitted_with(lab, &request).rest())
+    };
+    // The packets of web and of db.
+    let counts = |mirror: &str| {
+        let file = past(mirror);
+        ["web", "db"].map(|pod| {
+            let name = format!("{}/{pod} eth0", api.namespace());
+            file.packets.iter().filter(|packet| packet.interface == name).count()
+        })
+    };
+    let wait_counts = |mirror, expected| {
+        eventually(SOON, || {
+            let counts = counts(mirror);
+            check(counts == expected, || format!("{mirror}: {counts:?}, and not {expected:?}"))
+        });
+    };
+    assert_eq!(past("all"), PacketFile::default(), "there is no recorder");
+
+    let recorder = Tail::of(
+        &mut lab.agent(&["recorder", "--target", "live", "--ring", "1MB"]),
+        lab.files().join("none"),
+    );
+    lab.wait_status(|status| check(status.target("live").up, || "nobody records".into()));
+    web.ping(db.v4(), 5, 56);
+    // A packet between two recorded pods is kept once, with the sender.
+    wait_counts("all", [5, 5]);
+    assert_eq!([counts("labels"), counts("named")], [[5, 0]; 2]);
+
+    drop(containers.remove(0));
+    api.kubectl("delete pod web --grace-period=0 --force");
+    lab.wait_mirrored(&[db]);
+    wait_counts("labels", [0, 0]);
+    wait_counts("named", [5, 0]);
+    wait_counts("all", [5, 5]);
+    // Its author has switched mirrors off since.
+    api.kubectl("annotate --overwrite pod db podmirror.io/mirror=false");
+    wait_counts("all", [5, 0]);
+    recorder.kill();
     agent.stop();
 }
 

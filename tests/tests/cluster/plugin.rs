@@ -355,6 +355,6 @@ fn check_hears_the_agents_of_a_node_that_works() {
 }
 
 /// The right to query the agents, as the plugin names it.
-pub(crate) fn right() -> String {
+fn right() -> String {
     format!("`list` on pods, and `get` and `create` on pods/exec, in namespace {AGENT}")
 }

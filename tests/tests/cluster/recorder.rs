@@ -1,4 +1,4 @@
-//! The flight recorder: the chart's container, and `kubectl mirror save`.
+//! The flight recorder: the chart's container, and `kubectl mirror tail --since`.
 
 use std::{
     fs::{self, File},
@@ -11,14 +11,14 @@ use std::{
 };
 
 use mirror_tests::{
-    AGENT, Capture, Cluster, KubePod, PATIENCE, PacketFile, SOON, check, eventually, pod_object,
+    AGENT, Capture, Cluster, KubePod, PATIENCE, PacketFile, SOON, Tail, check, eventually, pod_object,
 };
 use nix::{
     sys::signal::{Signal, kill},
     unistd::Pid,
 };
 
-use crate::plugin::{plugin, right};
+use crate::plugin::plugin;
 
 const CHART: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../deploy/chart");
 /// The recorder's command in its container.
@@ -28,16 +28,17 @@ const RING: u64 = 16 << 20;
 /// Its only capability, BPF, as the kernel prints a capability set.
 const BPF_ALONE: &str = "CapEff:\t0000008000000000";
 
-/// Runs `kubectl mirror save` with these arguments, and returns its exit code and its messages.
-fn save(cluster: &Cluster, words: &[&str]) -> (Option<i32>, String) {
-    let Output { status, stderr, .. } = plugin(cluster, &[&["save"], words].concat()).output().unwrap();
+/// The exit code and the messages of `kubectl mirror tail` for the packets of the past alone.
+fn tail(cluster: &Cluster, words: &[&str]) -> (Option<i32>, String) {
+    let words = [&["tail", "--since", "1h", "--no-follow"], words].concat();
+    let Output { status, stderr, .. } = plugin(cluster, &words).output().unwrap();
     (status.code(), String::from_utf8(stderr).unwrap())
 }
 
-/// The file that `save` writes for these arguments, and its messages. An error unless it exits with 0.
-fn saved(cluster: &Cluster, words: &[&str]) -> Result<(PacketFile, String), String> {
+/// The file with the packets of the past, and the messages. An error unless the command exits with 0.
+fn past(cluster: &Cluster, words: &[&str]) -> Result<(PacketFile, String), String> {
     let file = file(cluster);
-    match save(cluster, &[words, &["-w", file.to_str().unwrap()]].concat()) {
+    match tail(cluster, &[words, &["-w", file.to_str().unwrap()]].concat()) {
         (Some(0), told) => Ok((PacketFile::read(&file), told)),
         (code, told) => Err(format!("{code:?}: {told}")),
     }
@@ -83,15 +84,15 @@ fn kill_the_agent(cluster: &Cluster) {
 }
 
 #[test]
-fn the_packets_of_a_pod_that_has_gone_are_saved() {
+fn the_packets_of_a_pod_that_has_gone_are_read() {
     let cluster = &Cluster::new("recorder");
     let host = cluster.host();
     let [db] = &cluster.pods([("db", None)]);
-    // The published manifests have no recorder. The existing file must not change.
-    fs::write(file(cluster), "before").unwrap();
-    let why = saved(cluster, &["pod/db"]).unwrap_err();
-    assert!(why.contains("no recorder is switched on there") && why.contains("recorder.enabled"), "{why}");
-    assert_eq!(fs::read(file(cluster)).unwrap(), b"before");
+    // The published manifests have no recorder.
+    let why = past(cluster, &["pod/db"]).unwrap_err();
+    let is_told =
+        why.contains(": no past: no recorder runs on this node") && why.contains("recorder.enabled");
+    assert!(is_told && why.starts_with("Some(1)") && why.ends_with("no recorder has answered\n"), "{why}");
 
     cluster.uninstall();
     let all = format!("--namespace {AGENT} --wait --timeout {}s", PATIENCE.as_secs());
@@ -111,15 +112,16 @@ fn the_packets_of_a_pod_that_has_gone_are_saved() {
     kill_the_agent(cluster);
     host.wait_taps(&[&web.device]);
     web.ping(db.ip, 10);
+    it_goes_on_after_the_past(cluster, &web, db);
     let frames = eventually(SOON, || {
         let frames = inside.frames().ipv4();
-        check(frames.len() == 40, || format!("{frames}")).map(|()| frames)
+        check(frames.len() == 50, || format!("{frames}")).map(|()| frames)
     });
     cluster.kubectl("delete pod web");
     host.wait_taps(&[]);
 
     // The pod no longer exists, so the API server does not know its node.
-    let (packets, told) = saved(cluster, &["pod/web"]).unwrap();
+    let (packets, told) = past(cluster, &["pod/web"]).unwrap();
     packets.all_frames().ipv4().same_as(&frames).unwrap();
     let name = format!("{}/web", cluster.namespace());
     assert!(packets.packets.iter().all(|packet| packet.interface == format!("{name} eth0")), "{packets:?}");
@@ -127,19 +129,17 @@ fn the_packets_of_a_pod_that_has_gone_are_saved() {
     let lost: u64 = packets.statistics.iter().map(|(_, lost)| lost).sum();
     assert_eq!(lost, 0, "{:?}", packets.statistics);
     let count = packets.packets.len();
-    assert!(
-        told.contains(&format!("{name} on node ")) && told.contains(&format!(": {count} packets\n")),
-        "{told}"
-    );
+    let is_told = format!("recorded packets of the last 3600 s: {name} {count}; its memory reaches back ");
+    assert!(told.contains(&is_told), "{told}");
     let summary = format!("{count} packets; 2 interfaces; 1 nodes; 0 packets limited; 0 packets lost\n");
     assert!(told.ends_with(&summary), "{told}");
     assert_eq!(fs::metadata(file(cluster)).unwrap().permissions().mode() & 0o777, 0o600);
-    assert_eq!(icmp(&file(cluster)), [20, 20]);
+    assert_eq!(icmp(&file(cluster)), [25, 25]);
     // Each request returns the same packets, also through standard output and for the whole namespace.
-    let (again, told) = saved(cluster, &[]).unwrap();
+    let (again, told) = past(cluster, &["-l", ""]).unwrap();
     assert_eq!(again.packets, packets.packets, "{told}");
     let piped = file(cluster).with_file_name("piped.pcapng");
-    let mut command = plugin(cluster, &["save", "web", "--all-nodes"]);
+    let mut command = plugin(cluster, &["tail", "web", "--since", "1h", "--no-follow"]);
     assert!(command.stdout(File::create(&piped).unwrap()).status().unwrap().success());
     assert_eq!(PacketFile::read(&piped).packets, packets.packets);
 
@@ -171,72 +171,67 @@ fn it_has_what_it_needs_and_no_more(pid: u32) {
     assert_eq!(fs::read_dir(token).unwrap().count(), 0);
 }
 
-/// `save` reports what is missing, and does not change the existing file.
-fn it_says_what_is_missing(cluster: &Cluster, other: &str) {
-    fs::write(file(cluster), "before").unwrap();
-    let namespace = cluster.namespace();
-    let nothing = format!("nothing is recorded of {namespace}/{other}, {namespace}/nosuch; ");
-    for (words, why) in [
-        (&["nosuch", other][..], &*nothing),
-        // The pod could have run on another node before.
-        (&[other], "--all-nodes"),
-        (&["deploy/nosuch"], "there is no deploy/nosuch"),
-        (&["-l", "app=nosuch"], "0 pods that exist now"),
-    ] {
-        let told = saved(cluster, words).unwrap_err();
-        assert!(told.starts_with("Some(1)") && told.contains(why), "{words:?}: {told}");
-    }
-    cluster.kubectl("create serviceaccount viewer");
-    cluster.kubectl(&format!(
-        "create rolebinding viewer --clusterrole=view --serviceaccount={namespace}:viewer"
-    ));
-    let kubeconfig = cluster.kubeconfig_with(&cluster.kubectl("create token viewer"));
-    // A role may take effect a moment later.
-    eventually(SOON, || {
-        let output = plugin(cluster, &["save", "web"]).env("KUBECONFIG", &kubeconfig).output().unwrap();
-        let told = String::from_utf8(output.stderr).unwrap();
-        let is_told = output.status.code() == Some(1) && told.contains(&right()) && output.stdout.is_empty();
-        check(is_told, || told)
+/// Without `--no-follow`, packets of the past are followed by those that come.
+fn it_goes_on_after_the_past(cluster: &Cluster, web: &KubePod, db: &KubePod) {
+    let path = file(cluster);
+    let mut command = plugin(cluster, &["tail", "web", "--since", "1h"]);
+    let reading = Tail::of(command.arg("-w").arg(&path), path.clone());
+    let has = |frames: usize| {
+        eventually(PATIENCE, || {
+            let now = PacketFile::parse(&fs::read(&path).unwrap_or_default()).all_frames().ipv4();
+            check(now.len() == frames, || format!("{now}"))
+        });
+    };
+    has(40);
+    cluster.host().wait_status(|status| {
+        let read = status.targets.iter().filter(|target| target.stream && target.up).count();
+        check(read == 2, || format!("{:#?}", status.targets))
     });
-    assert_eq!(fs::read(file(cluster)).unwrap(), b"before");
-    let names = fs::read_dir(cluster.host().files()).unwrap().map(|entry| entry.unwrap().file_name());
-    let unfinished: Vec<_> =
-        names.filter(|name| name.to_str().unwrap().starts_with(".mirror-save")).collect();
-    assert!(unfinished.is_empty(), "{unfinished:?}");
+    web.ping(db.ip, 5);
+    has(50);
+    assert_eq!(reading.stop().interfaces.len(), 3, "two of the recorder, and that of the stream");
 }
 
-/// The recorder has no socket, as before the first agent admits it. The message must not advise to enable the recorder.
+/// The reasons for a file without packets are reported.
+fn it_says_what_is_missing(cluster: &Cluster, other: &str) {
+    for (words, why) in [
+        (&["nosuch"][..], "nothing is recorded of these pods"),
+        (&[other], "nothing is recorded of these pods"),
+        (&["deploy/nosuch"], "there is no deploy/nosuch"),
+        (&["-l", "app=nosuch"], "nothing is recorded of these pods"),
+    ] {
+        let told = past(cluster, words).unwrap_err();
+        assert!(told.starts_with("Some(1)") && told.contains(why), "{words:?}: {told}");
+    }
+    assert_eq!(cluster.kubectl("get mirrors -o name"), "");
+}
+
+/// The recorder has no socket, as before the first agent admits it.
 fn it_says_that_a_recorder_waits(cluster: &Cluster, recorder: u32) {
     let namespace = fs::metadata(format!("/proc/{recorder}/ns/net")).unwrap().ino();
     let run = PathBuf::from(format!("/proc/{recorder}/root/run/podmirror"));
     let socket = run.join(format!("{namespace}.recorder.recorder"));
     let away = socket.with_extension("away");
     fs::rename(&socket, &away).unwrap();
-    let told = saved(cluster, &[]);
+    let told = past(cluster, &["-l", ""]);
     fs::rename(&away, &socket).unwrap();
     let told = told.unwrap_err();
-    let logs = format!("the recorder waits for its agent: `kubectl -n {AGENT} logs ");
-    assert!(told.starts_with("Some(1)") && told.contains(&logs), "{told}");
-    assert!(!told.contains("recorder.enabled"), "{told}");
-    saved(cluster, &[]).unwrap();
+    assert!(told.starts_with("Some(1)") && told.contains("or it waits for its agent"), "{told}");
+    past(cluster, &["-l", ""]).unwrap();
 }
 
-/// An incomplete file must not replace a complete one. A file size limit simulates a full disk.
+/// A file size limit simulates a full disk.
 fn what_does_not_fit_is_an_error(cluster: &Cluster) {
     let file = file(cluster);
-    fs::write(&file, "before").unwrap();
-    let plugin = plugin(cluster, &["save", "loud", "-w", file.to_str().unwrap()]);
+    let words = ["tail", "loud", "--since", "1h", "--no-follow", "-w", file.to_str().unwrap()];
+    let plugin = plugin(cluster, &words);
     let mut limited = Command::new("sh");
     limited.args(["-c", "trap '' XFSZ; ulimit -f 100; exec \"$@\"", "sh"]);
     limited.arg(plugin.get_program()).args(plugin.get_args());
     let output = limited.env("KUBECONFIG", cluster.kubeconfig()).output().unwrap();
     let told = String::from_utf8(output.stderr).unwrap();
-    let why = format!(
-        "cannot keep the packets of the nodes in a temporary file in {}",
-        file.parent().unwrap().display()
-    );
+    let why = format!("cannot write to {}", file.display());
     assert!(output.status.code() == Some(1) && told.contains(&why), "{:?}: {told}", output.status);
-    assert_eq!(fs::read(&file).unwrap(), b"before");
 }
 
 /// One second's packets exceed the ring, while it is being copied. Everything stays within the container's memory
@@ -256,11 +251,11 @@ fn a_flood_costs_neither_recorder_nor_agent(cluster: &Cluster, db: &KubePod) {
         let flooded = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
             let full = |packets: &PacketFile| packets.packets.len() as u64 * 1500 > RING * 9 / 10;
             eventually(PATIENCE, || {
-                let (packets, told) = saved(cluster, &["loud"])?;
+                let (packets, told) = past(cluster, &["loud"])?;
                 check(full(&packets), || told)
             });
             for _ in 0..5 {
-                let (packets, told) = saved(cluster, &["loud"]).unwrap();
+                let (packets, told) = past(cluster, &["loud"]).unwrap();
                 assert!(full(&packets), "{told}");
                 assert!(fs::metadata(file(cluster)).unwrap().len() <= RING + (1 << 16), "{told}");
             }

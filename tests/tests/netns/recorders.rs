@@ -1,6 +1,11 @@
-//! The newest packets of a running recording: `recorder` and `save`, and SIGUSR1 for `capture --ring`.
+//! The newest packets of a running recording: `recorder` and `tail --since`, and SIGUSR1 for `capture --ring`.
 
-use std::{fs, os::unix::fs::MetadataExt as _};
+use std::{
+    fs,
+    os::unix::fs::MetadataExt as _,
+    sync::atomic::{AtomicBool, Ordering},
+    thread,
+};
 
 use mirror_tests::{Agent, Exit, Lab, PacketFile, PodNs, PodsFile, SOON, Tail, check, eventually};
 
@@ -23,26 +28,26 @@ fn pings_of(web: &PodNs, lab: &Lab) -> PodsFile {
     PodsFile::new(lab, &[streamed(web).annotated("podmirror.io/filter", "icmp")])
 }
 
-/// The recorder's packets of these pods.
-fn save(lab: &Lab, pods: &[&str]) -> Result<PacketFile, Exit> {
-    let file = lab.files().join("saved.pcapng");
-    let words = ["save", "--target", "live", "-w", file.to_str().unwrap()];
-    let exit = lab.agent_exit(&[&words[..], pods].concat());
-    if exit.code != Some(0) {
-        return Err(exit);
-    }
-    let saved = PacketFile::read(&file);
+/// All packets of the recorder.
+const ALL: [&str; 2] = ["--target", "live"];
+
+/// The recorder's packets of the last hour, of these pods or of a target.
+fn past(lab: &Lab, of: &[&str]) -> Result<PacketFile, Exit> {
+    let file = lab.files().join("past.pcapng");
+    let words = ["tail", "--since", "1h", "--no-follow", "-w", file.to_str().unwrap()];
+    let exit = lab.agent_exit(&[&words[..], of].concat());
+    let past = PacketFile::read(&file);
     fs::remove_file(file).unwrap();
-    Ok(saved)
+    if exit.code == Some(0) { Ok(past) } else { Err(exit) }
 }
 
 /// Waits until the recorder has this number of packets of these pods.
 #[track_caller]
-fn saved(lab: &Lab, pods: &[&str], packets: usize) -> PacketFile {
+fn recorded(lab: &Lab, of: &[&str], packets: usize) -> PacketFile {
     eventually(SOON, || {
-        let saved = save(lab, pods).map_err(|exit| format!("{exit:?}"))?;
-        check(saved.packets.len() == packets, || format!("{} packets", saved.packets.len()))?;
-        Ok(saved)
+        let past = past(lab, of).map_err(|exit| format!("{exit:?}"))?;
+        check(past.packets.len() == packets, || format!("{} packets", past.packets.len()))?;
+        Ok(past)
     })
 }
 
@@ -53,42 +58,94 @@ fn what_is_recorded_outlives_the_agent() {
     let pods = pings_of(web, lab);
     let agent = Agent::run(lab, any_mode(), &pods, &TARGET);
     lab.wait_mirrored(&[web]);
-    let exit = save(lab, &[]).unwrap_err();
-    assert!(exit.stderr.contains("no recorder of target live runs on this node"), "{exit:?}");
+    for of in [ALL, ["--pod", "default/web"]] {
+        let exit = past(lab, &of).unwrap_err();
+        assert!(exit.stderr.contains("no recorder runs on this node"), "{exit:?}");
+    }
     let mut recorder = recorder(lab);
 
     let inside = Inside::of(web);
     web.ping(db.v4(), 5, 56);
-    let first = saved(lab, &[], 10);
+    let first = recorded(lab, &ALL, 10);
     assert_eq!(first.interfaces, ["default/web eth0"]);
     let (sent, received) = inside.frames();
     // All IPv4 packets here are ICMP.
     assert_eq!((first.frames("egress"), first.frames("ingress")), (sent.ipv4(), received.ipv4()));
     assert_eq!(first.statistics, [(10, 0)]);
-    assert_eq!(saved(lab, &["--pod", "default/web"], 10).packets, first.packets);
-    assert_eq!(saved(lab, &["--pod", "default/*"], 10).packets, first.packets);
+    assert_eq!(recorded(lab, &["--pod", "default/web"], 10).packets, first.packets);
+    assert_eq!(recorded(lab, &["--pod", "default/*"], 10).packets, first.packets);
     assert_eq!(
-        saved(lab, &["--pod", "default/other", "--pod", "other/*"], 0).interfaces,
+        recorded(lab, &["--pod", "default/other", "--pod", "other/*"], 0).interfaces,
         Vec::<String>::new()
     );
 
     agent.kill();
     recorder.wait_for_log("waits for the next agent");
-    assert_eq!(saved(lab, &[], 10).packets, first.packets);
+    assert_eq!(recorded(lab, &ALL, 10).packets, first.packets);
     let agent = Agent::run(lab, any_mode(), &pods, &TARGET);
     agent.wait_for_log(&["a program reads packets"]);
     web.ping(db.v4(), 5, 56);
-    let both = saved(lab, &[], 20);
+    let both = recorded(lab, &ALL, 20);
     assert_eq!(both.packets[..10], first.packets);
     assert!(both.packets.is_sorted_by_key(|packet| packet.time_ns));
 
     recorder.interrupt();
     let exit = recorder.exit();
     assert_eq!(exit.code, Some(0), "{exit:?}");
-    save(lab, &[]).unwrap_err();
+    past(lab, &ALL).unwrap_err();
     let netns = fs::metadata(lab.node().path()).unwrap().ino();
     assert!(!fs::exists(format!("/run/podmirror/{netns}.live.recorder")).unwrap());
     wait_stream(lab, false);
+}
+
+/// `tail --since` has the recorder's packets, and then its own: each packet of a busy pod once.
+#[test]
+fn a_tail_with_a_past_goes_on_without_a_gap() {
+    let Node { web, db, lab } = &Node::bridged("since");
+    let pods = pings_of(web, lab);
+    let _agent = Agent::run(lab, any_mode(), &pods, &TARGET);
+    lab.wait_mirrored(&[web]);
+    let recorder = recorder(lab);
+    let inside = Inside::of(web);
+    web.ping(db.v4(), 5, 56);
+    let answers = format!("src host {}", db.v4());
+    assert_eq!(recorded(lab, &["--pod", "default/web", "--filter", &answers], 5).frames("egress").len(), 0);
+
+    let stop = AtomicBool::new(false);
+    let tail = thread::scope(|scope| {
+        scope.spawn(|| {
+            while !stop.load(Ordering::Relaxed) {
+                web.ping(db.v4(), 50, 56);
+            }
+        });
+        let begun = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            let tail =
+                Tail::start(lab, &["tail", "--pod", "default/web", "--filter", "icmp", "--since", "1h"]);
+            eventually(SOON, || {
+                let interfaces = tail.file().interfaces;
+                check(interfaces.len() == 2, || format!("{interfaces:?}"))
+            });
+            tail
+        }));
+        stop.store(true, Ordering::Relaxed);
+        begun.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    });
+    web.ping(db.v4(), 5, 56);
+    // All IPv4 packets here are ICMP.
+    eventually(SOON, || {
+        let (sent, received) = inside.frames();
+        tail.file().frames("egress").same_as(&sent.ipv4())?;
+        tail.file().frames("ingress").same_as(&received.ipv4())
+    });
+    let file = tail.stop();
+    assert!(file.packets.is_sorted_by_key(|packet| packet.time_ns));
+    assert_eq!(file.interfaces, ["default/web eth0"; 2]);
+    let [(recorded, 0), (read, 0)] = file.statistics[..] else { unreachable!("{:?}", file.statistics) };
+    assert!(
+        recorded >= 10 && read >= 10 && recorded + read >= file.packets.len() as u64,
+        "{recorded} {read}"
+    );
+    recorder.kill();
 }
 
 /// A running recorder keeps its target and its packets. A recorder that was stopped while the agent was replaced loses
@@ -101,13 +158,13 @@ fn a_target_has_one_recorder() {
     lab.wait_mirrored(&[web]);
     let mut first = recorder(lab);
     web.ping(db.v4(), 1, 56);
-    saved(lab, &[], 2);
+    recorded(lab, &ALL, 2);
     let mut second = Tail::of(
         &mut lab.agent(&["recorder", "--target", "live", "--ring", "1MB"]),
         lab.files().join("none"),
     );
     second.wait_for_log("another program reads target live");
-    saved(lab, &[], 2);
+    recorded(lab, &ALL, 2);
 
     first.pause();
     agent.kill();
@@ -117,12 +174,12 @@ fn a_target_has_one_recorder() {
     first.wait_for_log("another program reads target live");
     // The second recorder has begun without packets.
     web.ping(db.v4(), 2, 56);
-    saved(lab, &[], 4);
+    recorded(lab, &ALL, 4);
     second.kill();
     eventually(SOON, || {
         web.ping(db.v4(), 1, 56);
-        let saved = save(lab, &[]).map_err(|exit| format!("{exit:?}"))?;
-        check(saved.packets.len() >= 4 && saved.interfaces.len() == 2, || format!("{:?}", saved.interfaces))
+        let past = past(lab, &ALL).map_err(|exit| format!("{exit:?}"))?;
+        check(past.packets.len() >= 4 && past.interfaces.len() == 2, || format!("{:?}", past.interfaces))
     });
     first.kill();
 }

@@ -17,8 +17,10 @@ use super::{Facts, Finding, MOST_NAMED, count, is_fit, is_installed, is_whole, n
 use crate::{
     agents::{self, Agents},
     nodes::Answer,
-    save::recorders::{self, CONTAINER, Lack},
 };
+
+/// The container of a recorder.
+const RECORDER: &str = "recorder";
 
 pub(super) fn findings(facts: &Facts) -> Vec<Finding> {
     let Facts { agents: namespace, installed, pods, .. } = facts;
@@ -94,14 +96,19 @@ fn agents(facts: &Facts, by_node: &Agents) -> Vec<Finding> {
     findings
 }
 
-/// The failing recorders. Their agents can be ready nevertheless.
+/// The nodes with a recorder that does not run. Their agents can be ready nevertheless.
 fn recorders(pods: &[Pod], namespace: &str) -> Option<Finding> {
-    let recorders = recorders::by_node(pods);
-    let failing = recorders.iter().filter(|(_, recorder)| matches!(recorder, Err(Lack::Silent(_))));
-    let failing: Vec<_> = failing.map(|(node, _)| node.as_str()).collect();
+    let mut runs = BTreeMap::<_, bool>::new();
+    for (pod, spec) in pods.iter().filter_map(|pod| Some((pod, pod.spec.as_ref()?))) {
+        if let (Some(node), true) = (&spec.node_name, spec.containers.iter().any(|of| of.name == RECORDER)) {
+            let statuses = pod.status.iter().flat_map(|status| status.container_statuses.iter().flatten());
+            let mut states = statuses.filter(|of| of.name == RECORDER).filter_map(|of| of.state.as_ref());
+            *runs.entry(node.as_str()).or_default() |= states.any(|state| state.running.is_some());
+        }
+    }
+    let failing: Vec<_> = runs.into_iter().filter(|(_, runs)| !runs).map(|(node, _)| node).collect();
     (!failing.is_empty()).then(|| {
-        let todo =
-            format!("kubectl -n {namespace} logs POD -c {CONTAINER}, for the pods of the agents there");
+        let todo = format!("kubectl -n {namespace} logs POD -c {RECORDER}, for the pods of the agents there");
         Finding::warn("agents", format!("the recorder does not run on {}", named(failing)), todo)
     })
 }

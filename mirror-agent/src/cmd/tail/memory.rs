@@ -44,7 +44,7 @@ pub(super) fn check(kept: Kept, ring: u32, file: &Path) -> anyhow::Result<()> {
 ///
 /// As above.
 pub(super) fn check_twice(kept: Kept, ring: u32) -> anyhow::Result<()> {
-    refuse(kept, ring, Some("`save` gets a copy"), "")
+    refuse(kept, ring, Some("`tail --since` gets a copy"), "")
 }
 
 fn refuse(kept: Kept, ring: u32, twice: Option<&str>, instead: &str) -> anyhow::Result<()> {

@@ -2,7 +2,7 @@
 //!
 //! Used by [`tail`](super), and by the [recorder](super::recorder), which continues the recording with the next agent.
 
-use std::{collections::BTreeSet, ops::ControlFlow, time::Duration};
+use std::{ops::ControlFlow, time::Duration};
 
 use anyhow::Context as _;
 use tokio::{
@@ -12,11 +12,12 @@ use tokio::{
 };
 use tracing::{info, warn};
 
-use super::{pipe::Pipe, sessions::Sessions};
+use super::{pipe::Pipe, recorder::Wanted, sessions::Sessions};
 use crate::{
     control,
     dataplane::rings::RingReader,
-    recording::{Clock, Flaws, Progress, Recorder, Snapshot},
+    filter::Program,
+    recording::{Clock, Excerpt, Flaws, Progress, Recorder, Snapshot},
 };
 
 /// Polling interval of the ring while it is not full enough to wake this command: the maximum delay of a packet.
@@ -32,8 +33,10 @@ pub(super) enum Ask {
     Save,
     /// Return the newest packets.
     Snapshot {
-        /// Only those of these pods (`NAMESPACE/NAME`, or `NAMESPACE/*`), if the set is not empty.
-        pods: BTreeSet<String>,
+        /// Only these.
+        wanted: Wanted,
+        /// Of these, only those that match.
+        filter: Option<Program>,
         /// Receiver of the answer.
         answer: oneshot::Sender<Snapshot>,
     },
@@ -50,9 +53,11 @@ impl Ask {
                 // A full disk does not affect the recording itself.
                 Err(error) => warn!(%error, "the newest packets were not saved"),
             },
-            Self::Snapshot { pods, answer } => {
-                let is_wanted = |name: &str| is_of(&pods, name);
-                if let Some(snapshot) = recorder.snapshot(is_wanted, now) {
+            Self::Snapshot { wanted, filter, answer } => {
+                let (from, to) = wanted.times;
+                let is_wanted: &dyn Fn(&str) -> bool = &|name| wanted.has(name);
+                let excerpt = Excerpt { is_wanted, times: from..=to, filter: filter.as_ref() };
+                if let Some(snapshot) = recorder.snapshot(&excerpt, now) {
                     // The client may have disconnected.
                     let _ = answer.send(snapshot);
                 }
@@ -60,17 +65,6 @@ impl Ask {
         }
         Ok(())
     }
-}
-
-/// Whether the interface with this name belongs to one of these pods; always, if the set is empty. The name of a pod's
-/// interface is `NAMESPACE/NAME NIC`.
-fn is_of(pods: &BTreeSet<String>, interface: &str) -> bool {
-    let of_pod = || {
-        let (pod, _) = interface.split_once(' ')?;
-        let (namespace, _) = pod.split_once('/')?;
-        Some(pods.contains(pod) || pods.contains(&format!("{namespace}/*")))
-    };
-    pods.is_empty() || of_pod().unwrap_or(false)
 }
 
 /// A ring that is being read.
@@ -82,6 +76,8 @@ pub(super) struct Reading {
     asks: Option<mpsc::Receiver<Ask>>,
     /// Whether the data about a session is dropped when the session ends.
     is_endless: bool,
+    /// The time of the last packet that the recording has already (`CLOCK_MONOTONIC`).
+    past_ns: u64,
 }
 
 impl Reading {
@@ -92,7 +88,7 @@ impl Reading {
         recorder: Recorder,
         asks: Option<mpsc::Receiver<Ask>>,
     ) -> anyhow::Result<Self> {
-        let mut reading = Self { ring, sessions, recorder, asks, is_endless: false };
+        let mut reading = Self { ring, sessions, recorder, asks, is_endless: false, past_ns: 0 };
         reading.count()?;
         Ok(reading)
     }
@@ -100,6 +96,11 @@ impl Reading {
     /// The same, for a recording without an end.
     pub(super) fn endless(self) -> Self {
         Self { is_endless: true, ..self }
+    }
+
+    /// The same, for a recording that has the packets until this time already.
+    pub(super) fn after(self, past_ns: u64) -> Self {
+        Self { past_ns, ..self }
     }
 
     /// Reads until the recording is complete, which is also the case when the reader of its pipe closed it.
@@ -137,7 +138,7 @@ impl Reading {
     /// Reads some records that were written until `end_ns` (`CLOCK_MONOTONIC`). Reads nothing while earlier blocks
     /// still wait for the reader of the pipe: then the ring fills up, and the taps count the lost packets.
     fn batch(&mut self, end_ns: u64) -> anyhow::Result<Batch> {
-        let Self { ring, sessions, recorder, .. } = self;
+        let Self { ring, sessions, recorder, past_ns, .. } = self;
         let mut progress = Progress::GoesOn;
         let mut is_late = false;
         let mut looked = Ok(());
@@ -147,6 +148,9 @@ impl Reading {
                 is_late = head.time_ns > end_ns;
                 if is_late {
                     return ControlFlow::Break(());
+                }
+                if head.time_ns <= *past_ns {
+                    return ControlFlow::Continue(());
                 }
                 looked = sessions.read_one(head.serial, recorder);
                 progress = recorder.record(head, bytes);
@@ -224,21 +228,4 @@ enum Batch {
     End,
     /// The recording is complete.
     Complete,
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn pods_are_wanted_by_name_or_by_namespace() {
-        let is_wanted =
-            |pods: &[&str], interface| is_of(&pods.iter().map(|pod| (*pod).to_owned()).collect(), interface);
-        assert!(is_wanted(&[], "shop/web eth0") && is_wanted(&[], "veth1"));
-        assert!(is_wanted(&["shop/web"], "shop/web eth0") && is_wanted(&["a/b", "shop/*"], "shop/db net1"));
-        for interface in ["shop/web-2 eth0", "shop2/web eth0", "other/web eth0", "veth1", "shop/web", "shop"]
-        {
-            assert!(!is_wanted(&["shop/web", "stop/*"], interface), "{interface}");
-        }
-    }
 }

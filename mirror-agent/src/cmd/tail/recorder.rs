@@ -1,15 +1,18 @@
-//! `mirror-agent recorder`: keeps the newest copies for a target in memory, for `mirror-agent save`.
+//! `mirror-agent recorder`: keeps the newest copies for a target in memory, for `tail --since`.
 //!
 //! ```text
-//! agent ──ring──► recorder (Reading, Recorder) ◄── Ask::Snapshot ── socket ◄── save, by root alone
+//! agent ──ring──► recorder (Reading, Recorder) ◄── Ask::Snapshot ── socket ◄── tail, by root alone
 //! ```
 //!
 //! It runs until it is stopped: after an agent ends, it continues with the next one, and keeps its packets. It writes
-//! nothing to a disk. [`save`](crate::cmd::save) is the client of the socket. A request is a line of JSON. The answer
-//! is a line of JSON with the number of bytes that follow it: a complete pcapng.
+//! nothing to a disk. [`past`](super::past) is the client of the socket. A request is a line of JSON. The answer is a
+//! line of JSON with the number of bytes that follow it: a complete pcapng.
 
 use std::{
-    collections::BTreeSet, os::unix::net::UnixListener as StdListener, path::PathBuf, sync::Arc,
+    collections::{BTreeMap, BTreeSet},
+    os::unix::net::UnixListener as StdListener,
+    path::PathBuf,
+    sync::Arc,
     time::Duration,
 };
 
@@ -32,13 +35,14 @@ use crate::{
     cli::{RecorderArgs, SubjectArgs},
     cmd::stop_signal,
     dataplane::{lock::RecorderSocket, pins::Pins},
+    filter,
     recording::{Clock, Destination, Kept, Plan, Recorder, Snapshot},
 };
 
 /// Delay before the next attempt to reach an agent.
 const AGAIN: Duration = Duration::from_secs(1);
-/// Timeout of a client for its request, and for each part of the answer.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// Timeout of a client for its request, and for each part of the answer. The reader behind a client can be slow.
+const PATIENCE: Duration = Duration::from_secs(30);
 /// Maximum length of a request in bytes: some thousand pods.
 const MOST_REQUEST: u64 = 1 << 20;
 /// Length of a part of the answer in bytes.
@@ -47,18 +51,37 @@ const PART: usize = 64 << 10;
 /// The request of a client.
 #[derive(Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Wanted {
-    /// The pods, as `NAMESPACE/NAME`, or `NAMESPACE/*` for all of a namespace; empty: all packets.
-    pub pods: BTreeSet<String>,
+pub(super) struct Wanted {
+    /// Whose packets: names of interfaces, or of pods (`NAMESPACE/NAME`, or `NAMESPACE/*`); `None`: all packets.
+    pub(super) of: Option<BTreeSet<String>>,
+    /// The pods and interfaces whose packets are left out all the same, unless `of` has their own names.
+    pub(super) except: BTreeSet<String>,
+    /// Only the packets that match.
+    pub(super) filter: Option<String>,
+    /// When they were copied, in ns of `CLOCK_MONOTONIC`: the first and the last moment.
+    pub(super) times: (u64, u64),
+}
+
+impl Wanted {
+    /// Whether the interface with this name is wanted. The name of a pod's interface is `NAMESPACE/NAME NIC`.
+    pub(super) fn has(&self, interface: &str) -> bool {
+        let Some(of) = &self.of else { return true };
+        let pod = interface.split(' ').next().unwrap_or_default();
+        let is_in_namespace =
+            |(namespace, _): (&str, _)| of.contains(&format!("{namespace}/*")) && !self.except.contains(pod);
+        of.contains(interface) || of.contains(pod) || pod.split_once('/').is_some_and(is_in_namespace)
+    }
 }
 
 /// The head of the answer.
 #[derive(Debug, Serialize, Deserialize)]
-pub struct Given {
-    /// The number of packets.
-    pub packets: u64,
+pub(super) struct Given {
+    /// The number of packets by interface.
+    pub(super) packets: BTreeMap<String, u64>,
+    /// Age of the oldest packet that the recorder can still have, in ns.
+    pub(super) reach_ns: u64,
     /// The number of bytes that follow.
-    pub bytes: u64,
+    pub(super) bytes: u64,
 }
 
 /// Keeps the newest copies until it is stopped.
@@ -69,7 +92,7 @@ pub async fn recorder(args: RecorderArgs) -> anyhow::Result<()> {
     let stop = stop_signal()?;
     // It has no file, so it leaves nothing behind.
     let destination = Destination::File(PathBuf::from("/dev/null"));
-    let plan = Plan { destination, kept, super_frames, max_packets: None };
+    let plan = Plan { destination, kept, super_frames, max_packets: None, comment: None };
     let recorder = Recorder::begin(plan, Clock::now()?, APPLICATION)?;
     let (asks, asked) = mpsc::channel(1);
     let subject = SubjectArgs {
@@ -122,7 +145,7 @@ async fn record(
     let mut told = None;
     loop {
         match join_agent(subject).await {
-            Ok(Joined { mut agent, ring, sessions }) => {
+            Ok(Joined { mut agent, ring, sessions, .. }) => {
                 told = None;
                 drop(listening.take());
                 listening = Some(listen()?);
@@ -193,17 +216,38 @@ async fn attend(stream: UnixStream, asks: &mpsc::Sender<Ask>, turn: &Semaphore) 
     timeout(PATIENCE, BufReader::new(from.take(MOST_REQUEST)).read_line(&mut line))
         .await
         .context("the request has not come in time")??;
-    let Wanted { pods } =
-        serde_json::from_str(&line).context("the client and the agent have different versions")?;
+    let wanted: Wanted = serde_json::from_str(&line).context("the client and the agent have different versions")?;
+    let filter = wanted.filter.as_deref().map(filter::compile).transpose();
+    let filter = filter.context("the filter of the request")?;
     let _turn = turn.acquire().await?;
     let (answer, answered) = oneshot::channel();
-    asks.send(Ask::Snapshot { pods, answer }).await.map_err(|_| anyhow!("the recorder ends"))?;
-    let Snapshot { bytes, packets } = answered.await.context("the recorder ends")?;
-    let given = Given { packets, bytes: bytes.len() as u64 };
+    asks.send(Ask::Snapshot { wanted, filter, answer }).await.map_err(|_| anyhow!("the recorder ends"))?;
+    let Snapshot { bytes, packets, reach_ns } = answered.await.context("the recorder ends")?;
+    let given = Given { packets, reach_ns, bytes: bytes.len() as u64 };
     let head = [serde_json::to_vec(&given)?, b"\n".to_vec()].concat();
     for part in [&head[..]].into_iter().chain(bytes.chunks(PART)) {
         timeout(PATIENCE, to.write_all(part)).await.context("the reader takes nothing")??;
     }
-    info!(packets, bytes = bytes.len(), "the newest packets were handed over");
+    info!(bytes = bytes.len(), "the newest packets were handed over");
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pods_are_wanted_by_name_or_by_namespace() {
+        let set = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<BTreeSet<_>>();
+        let wanted = |of: &[&str], interface| {
+            Wanted { of: Some(set(of)), except: set(&["shop/out"]), ..Wanted::default() }.has(interface)
+        };
+        assert!(Wanted::default().has("shop/web eth0") && Wanted::default().has("veth1"));
+        assert!(wanted(&["shop/web"], "shop/web eth0") && wanted(&["a/b", "shop/*"], "shop/db net1"));
+        assert!(wanted(&["veth1"], "veth1") && wanted(&["shop/*", "shop/out eth0"], "shop/out eth0"));
+        assert!(!wanted(&[], "shop/web eth0") && !wanted(&["shop/*"], "shop/out eth0"));
+        for interface in ["shop/web-2 eth0", "shop2/web eth0", "other/web eth0", "veth1", "shop"] {
+            assert!(!wanted(&["shop/web", "stop/*"], interface), "{interface}");
+        }
+    }
 }

@@ -58,9 +58,9 @@ impl Sessions {
         Ok(Self { maps: Reader::open(pins)?, target: target.to_owned(), losses, known: BTreeMap::new() })
     }
 
-    /// Whether the target has sessions now.
-    pub(super) fn are_there(&mut self) -> anyhow::Result<bool> {
-        Ok(!Look::at(&mut self.maps, &self.target)?.here.is_empty())
+    /// The names of the interfaces whose sessions copy to the target now.
+    pub(super) fn names(&mut self) -> anyhow::Result<BTreeSet<String>> {
+        Ok(Look::at(&mut self.maps, &self.target)?.here.into_iter().map(|(source, _)| source.name).collect())
     }
 
     /// Counts a packet that was read.

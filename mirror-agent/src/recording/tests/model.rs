@@ -169,7 +169,7 @@ proptest! {
     ) {
         let directory = tempfile::tempdir().unwrap();
         let destination = Destination::File(directory.path().join("web.pcapng"));
-        let mut recorder = begin(Plan { destination, kept, super_frames, max_packets });
+        let mut recorder = begin(Plan { destination, kept, super_frames, max_packets, comment: None });
         for step in &steps {
             match step {
                 Step::AddSource(serial) => recorder.add_source(&source(*serial)),

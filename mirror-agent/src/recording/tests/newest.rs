@@ -9,10 +9,15 @@ fn newest(path: &Path, bytes: u64) -> Plan {
     Plan { kept: Kept::Last(Bound::Bytes(bytes)), ..all(path) }
 }
 
+/// All packets of the interfaces with these names.
+fn named(is_wanted: &dyn Fn(&str) -> bool) -> Excerpt<'_> {
+    Excerpt { is_wanted, ..Excerpt::ALL }
+}
+
 /// The names and the first bytes of all packets in a snapshot.
 fn contents(snapshot: &Snapshot) -> Vec<(String, u8)> {
     let (contents, rest) = read_blocks(&snapshot.bytes);
-    assert_eq!((rest, contents.packets.len() as u64), (0, snapshot.packets));
+    assert_eq!((rest, contents.packets.len() as u64), (0, snapshot.packets.values().sum()));
     assert_eq!(contents.statistics.len(), contents.names.len());
     let named = |packet: &Seen| (contents.names[packet.interface as usize].clone(), packet.bytes[0]);
     contents.packets.iter().map(named).collect()
@@ -28,7 +33,7 @@ fn a_snapshot_has_the_packets_that_are_wanted_by_the_clock_of_now() {
     recorder.note_counters(2, Counters { matched: 1, lost: 0, limited: 0 });
     // The wall clock was set back by a second meanwhile.
     let now = Clock { wall_ns: 8000, monotonic_ns: 9000 };
-    let snapshot = recorder.snapshot(|name| name == "shop/web-2 eth0", now).unwrap();
+    let snapshot = recorder.snapshot(&named(&|name| name == "shop/web-2 eth0"), now).unwrap();
     assert_eq!(contents(&snapshot), [("shop/web-2 eth0".to_owned(), 2)]);
     let (file, _) = read_blocks(&snapshot.bytes);
     assert_eq!(file.packets[0].time_ns, 4000);
@@ -40,7 +45,67 @@ fn a_snapshot_has_the_packets_that_are_wanted_by_the_clock_of_now() {
         limited: Some(0),
     };
     assert_eq!(file.statistics, [counted]);
-    assert_eq!(recorder.snapshot(|_| false, now).unwrap().packets, 0);
+    assert!(recorder.snapshot(&named(&|_| false), now).unwrap().packets.is_empty());
+}
+
+#[test]
+fn a_snapshot_is_of_a_time_and_of_packets_that_match() {
+    let mut recorder = begin_with_two(newest(Path::new("/dev/null"), 1 << 20));
+    for (number, time_ns) in [(1, 2000), (2, 3000), (3, 4000)] {
+        assert_eq!(recorder.record(&head(1, time_ns, 60), &frame(number, 60)), Progress::GoesOn);
+    }
+    let now = Clock { wall_ns: STARTED.wall_ns + 8000, monotonic_ns: STARTED.monotonic_ns + 8000 };
+    let mut numbers = |excerpt: Excerpt<'_>| {
+        let snapshot = recorder.snapshot(&excerpt, now).unwrap();
+        assert_eq!(snapshot.reach_ns, 8000, "nothing was replaced");
+        contents(&snapshot).into_iter().map(|(_, number)| number).collect::<Vec<_>>()
+    };
+    assert_eq!(numbers(Excerpt { times: 3000..=4000, ..Excerpt::ALL }), [2, 3]);
+    assert_eq!(numbers(Excerpt { times: 0..=3999, ..Excerpt::ALL }), [1, 2]);
+    let filter = mirror_core::filter::compile("ether[0] != 2 and len = 60").unwrap();
+    assert_eq!(numbers(Excerpt { filter: Some(&filter), ..Excerpt::ALL }), [1, 3]);
+    assert_eq!(numbers(Excerpt { filter: Some(&filter), times: 0..=3999, ..Excerpt::ALL }), [1]);
+}
+
+#[test]
+fn the_memory_reaches_back_to_the_oldest_packet_that_was_not_replaced() {
+    let mut recorder = begin_with_two(newest(Path::new("/dev/null"), 1000));
+    for number in 0..100 {
+        let _ = recorder.record(&head(1, 2000 + u64::from(number), 60), &frame(number, 60));
+    }
+    let now = Clock { wall_ns: STARTED.wall_ns + 9000, monotonic_ns: STARTED.monotonic_ns + 9000 };
+    let snapshot = recorder.snapshot(&Excerpt::ALL, now).unwrap();
+    let (_, oldest) = contents(&snapshot)[0].clone();
+    assert!(oldest > 0);
+    assert_eq!(snapshot.reach_ns, 10_000 - 2000 - u64::from(oldest));
+}
+
+/// The packets of the past come first, with the interfaces of their own recording.
+#[test]
+fn a_recording_begins_with_the_packets_of_another_one() {
+    let mut recorder = begin_with_two(newest(Path::new("/dev/null"), 1 << 20));
+    for (serial, number) in [(1, 1), (2, 2)] {
+        let _ = recorder.record(&head(serial, 2000, 60), &frame(number, 60));
+    }
+    let past = recorder.snapshot(&Excerpt::ALL, STARTED).unwrap().bytes;
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("web.pcapng");
+    let mut recorder = begin(Plan { max_packets: Some(3), ..all(&path) });
+    let mut rest = &past[..];
+    while let Some(length) = rest.get(4..8) {
+        let length = u32::from_le_bytes(length.try_into().unwrap()) as usize;
+        let block;
+        (block, rest) = rest.split_at(length);
+        assert_eq!(recorder.append(block).unwrap(), Progress::GoesOn);
+    }
+    recorder.add_source(&source(7));
+    assert_eq!(recorder.record(&head(7, 5000, 60), &frame(3, 60)), Progress::Complete);
+    assert_eq!(recorder.finish(6000).unwrap().packets, 3);
+    let file = read(&path);
+    assert_eq!(file.names, ["shop/web-1 eth0", "shop/web-2 eth0", "shop/web-7 eth0"]);
+    let seen: Vec<_> = file.packets.iter().map(|packet| (packet.interface, packet.bytes[0])).collect();
+    assert_eq!(seen, [(0, 1), (1, 2), (2, 3)]);
+    assert_eq!(file.statistics.len(), 3);
 }
 
 #[test]
@@ -65,7 +130,7 @@ fn other_recordings_have_no_snapshot() {
     let directory = tempfile::tempdir().unwrap();
     let mut recorder = begin_with_two(all(&directory.path().join("web.pcapng")));
     assert_eq!(recorder.save(2000).unwrap(), None);
-    assert_eq!(recorder.snapshot(|_| true, STARTED), None);
+    assert_eq!(recorder.snapshot(&Excerpt::ALL, STARTED), None);
 }
 
 /// An event of a recording without an end.
@@ -115,11 +180,11 @@ proptest! {
                 }
             }
         }
-        let kept = contents(&recorder.snapshot(|_| true, STARTED).unwrap());
+        let kept = contents(&recorder.snapshot(&Excerpt::ALL, STARTED).unwrap());
         prop_assert_eq!(&came[came.len() - kept.len()..], &kept[..]);
         prop_assert!(came.is_empty() || !kept.is_empty());
         let prefix = format!("shop/web-{wanted} ");
-        let of_one = recorder.snapshot(|name| name.starts_with(&prefix), STARTED).unwrap();
+        let of_one = recorder.snapshot(&named(&|name| name.starts_with(&prefix)), STARTED).unwrap();
         let expected: Vec<_> = kept.into_iter().filter(|(name, _)| name.starts_with(&prefix)).collect();
         prop_assert_eq!(contents(&of_one), expected);
     }

@@ -179,6 +179,24 @@ fn a_stream_is_a_capture_while_a_program_reads_it() {
     let gated = Policy { allow_namespaces: Some(["bank".into()].into()), ..Policy::default() };
     let none = choose(&pods, &resources, &captures, &gated, &mut filters);
     assert_eq!(mirrors(&none), Vec::<String>::new());
+    assert_eq!([&policy, &excluded, &gated].map(|policy| policy.may_ask("shop")), [true, false, false]);
+}
+
+#[test]
+fn a_stream_knows_deleted_pods_only_where_it_needs_no_labels() {
+    let names = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect();
+    let [all, one] = [None, Some(&["db", "web-2"][..])].map(|pods| {
+        let pods = pods.map(names);
+        let mut resource = resource(Some("shop"), "live", &[]);
+        resource.request =
+            Ok(Request { stream: Some(Stream { key_sha256: [0; 32], pods }), ..Request::default() });
+        resource
+    });
+    assert_eq!([all.named(), one.named()], [names(&["shop/*"]), names(&["shop/db", "shop/web-2"])]);
+    for of in [all, one] {
+        assert_eq!(Resource { pods: with_labels(&[("app", "db")]), ..of }.named(), BTreeSet::new());
+    }
+    assert_eq!(resource(Some("shop"), "mirror", &[]).named(), BTreeSet::new());
 }
 
 #[test]

@@ -1,0 +1,120 @@
+//! The past: the packets that a [recorder](super::recorder) of this node still has, for `tail --since`.
+//!
+//! The recorder sends a complete pcapng, whose blocks go to the beginning of the file as they are.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use anyhow::{Context as _, bail};
+use tokio::{
+    io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader},
+    net::UnixStream,
+    time::timeout,
+};
+
+use super::{
+    pipe::Pipe,
+    recorder::{Given, Wanted},
+};
+use crate::{
+    dataplane::pins::Pins,
+    model::TargetName,
+    recording::{Progress, Recorder},
+};
+
+/// Timeout for the answer, and for each block. A recorder serves one client at a time.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// Maximum length of the line before the packets in bytes.
+const MOST_LINE: u64 = 8 << 20;
+/// Lengths that a block can have, in bytes.
+const LENGTHS: std::ops::RangeInclusive<usize> = 12..=1 << 20;
+/// Maximum number of pods in a message.
+const MOST_PODS: usize = 40;
+
+/// The answer of a recorder, whose packets are not read yet.
+pub(super) struct Past {
+    from: BufReader<UnixStream>,
+    given: Given,
+}
+
+impl Past {
+    /// Asks the recorder of a target, or any recorder of the node.
+    pub(super) async fn ask(target: Option<&TargetName>, wanted: &Wanted) -> anyhow::Result<Self> {
+        let recorder = Pins::connect_recorder(target)?.context(
+            "no recorder runs on this node, or it waits for its agent; `recorder.enabled` of the chart, or \
+             `mirror-agent recorder`, starts one",
+        )?;
+        recorder.set_nonblocking(true)?;
+        let mut recorder = UnixStream::from_std(recorder)?;
+        let asked = [serde_json::to_vec(wanted)?, b"\n".to_vec()].concat();
+        let answered = async {
+            recorder.write_all(&asked).await?;
+            let mut from = BufReader::new(recorder);
+            let mut line = String::new();
+            (&mut from).take(MOST_LINE).read_line(&mut line).await?;
+            Ok::<_, anyhow::Error>(Self { from, given: serde_json::from_str(&line)? })
+        };
+        let answered =
+            timeout(PATIENCE, answered).await.context("the recorder does not answer: try again")?;
+        answered.context("the recorder has not answered; its log says why")
+    }
+
+    /// Whether there are no packets.
+    pub(super) fn is_empty(&self) -> bool {
+        self.given.packets.is_empty()
+    }
+
+    /// The contents, for the user who asked for the packets of this time.
+    pub(super) fn words(&self, since: Duration) -> String {
+        let Given { packets, reach_ns, .. } = &self.given;
+        let mut pods = BTreeMap::<_, u64>::new();
+        for (interface, packets) in packets {
+            *pods.entry(interface.split(' ').next().unwrap_or_default()).or_default() += packets;
+        }
+        let of = pods.iter().take(MOST_PODS).map(|(pod, packets)| format!("{pod} {packets}"));
+        let more = pods.len().saturating_sub(MOST_PODS);
+        let of: Vec<_> = of.chain((more > 0).then(|| format!("and {more} more"))).collect();
+        let of = if of.is_empty() { "none".to_owned() } else { of.join(", ") };
+        let reach = Duration::from_nanos(*reach_ns).as_secs();
+        let reach = if reach < since.as_secs() {
+            format!("; its memory reaches back {reach} s")
+        } else {
+            String::new()
+        };
+        format!("recorded packets of the last {} s: {of}{reach}", since.as_secs())
+    }
+
+    /// Appends the packets to a recording.
+    pub(super) async fn write(mut self, recorder: &mut Recorder) -> anyhow::Result<()> {
+        let pipe = Pipe::new(recorder.pipe()).context("cannot wait for the pipe")?;
+        let (mut left, mut block) = (self.given.bytes, Vec::new());
+        while left > 0 {
+            let read = timeout(PATIENCE, self.read(&mut block)).await.context("the recorder sends nothing");
+            read.flatten().context("the packets of the past are not complete")?;
+            left = left.saturating_sub(block.len() as u64);
+            if recorder.append(&block)? == Progress::Complete {
+                break;
+            }
+            while recorder.is_stalled() {
+                pipe.taken().await.context("cannot wait for the pipe")?;
+                recorder.end_batch()?;
+            }
+        }
+        recorder.end_batch()?;
+        Ok(())
+    }
+
+    /// Reads the next block.
+    async fn read(&mut self, block: &mut Vec<u8>) -> anyhow::Result<()> {
+        let mut head = [0; 8];
+        self.from.read_exact(&mut head).await?;
+        let length = u32::from_le_bytes([head[4], head[5], head[6], head[7]]) as usize;
+        if !LENGTHS.contains(&length) {
+            bail!("a block has {length} bytes");
+        }
+        block.clear();
+        block.extend_from_slice(&head);
+        block.resize(length, 0);
+        self.from.read_exact(block.get_mut(head.len()..).unwrap_or_default()).await?;
+        Ok(())
+    }
+}
