@@ -52,7 +52,7 @@ use crate::{
     model::{Directions, Name, PodId, ResourceId, RingId, TargetName},
     report::{Keyed, Report, Reports},
     select::{Capture, Readers},
-    settings::Settings,
+    settings::{KEYS, Settings},
 };
 
 /// Timeout for a program to write its request, to read the answer, and to close the connection.
@@ -63,8 +63,6 @@ const ROUND: Duration = Duration::from_secs(30);
 /// Timeout of the program for the answer: longer than the agent's, so that the answer of a slow agent, which contains
 /// the reason, still arrives.
 const ANSWER: Duration = Duration::from_secs(PATIENCE.as_secs() + ROUND.as_secs() + PATIENCE.as_secs());
-/// The settings of a capture, by the keys of annotations.
-const SETTINGS: [&str; 3] = ["filter", "sample", "snaplen"];
 
 /// The programs that read packets of an agent. The control socket updates them, the loop reads them.
 #[derive(Clone)]
@@ -196,7 +194,7 @@ impl Control {
 fn parse(asked: &BTreeMap<String, String>) -> anyhow::Result<Settings> {
     let mut settings = Settings::default();
     for (key, value) in asked {
-        let known = SETTINGS.into_iter().find(|known| known == key);
+        let known = KEYS.into_iter().find(|known| known == key);
         settings.set(known.ok_or_else(|| anyhow!("a capture has no setting {key:?}"))?, value)?;
     }
     Ok(settings)

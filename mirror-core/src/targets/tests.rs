@@ -56,7 +56,7 @@ fn a_mirror_target_stands_beside_the_flags_and_the_older_one_comes_first() {
     assert_eq!(
         refused[1..],
         [
-            "ids: the destination of target ids is vxlan:10.9.0.5:14789/vni=77 already",
+            "ids: the destination of target ids is already vxlan:10.9.0.5:14789/vni=77",
             "iface: mirror0 is already the destination of target default",
             "late: ids0 is already the destination of target early",
             "same-keys: the target ids, vxlan:10.9.0.5:14789/vni=77, has the same keys; use others",

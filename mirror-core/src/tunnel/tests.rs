@@ -68,7 +68,7 @@ fn a_tunnel_has_an_address_and_a_number() {
         ),
         ("gre:10.9.0.5/key=4294967295", "gre:10.9.0.5/key=4294967295"),
         ("gre:fd00::5/key=1", "gre:fd00::5/key=1"),
-        ("erspan:fd00::5/session=1-1023/version=1", "erspan:fd00::5/session=1-1023"),
+        ("erspan:fd00::5/session=1-1023", "erspan:fd00::5/session=1-1023"),
         ("erspan:10.9.0.5/device=es0/session=7", "erspan:10.9.0.5/session=7/device=es0"),
         ("gre:10.9.0.5/device=cni0/key=7", "gre:10.9.0.5/key=7/device=cni0"),
         (

@@ -216,7 +216,8 @@ async fn attend(stream: UnixStream, asks: &mpsc::Sender<Ask>, turn: &Semaphore) 
     timeout(PATIENCE, BufReader::new(from.take(MOST_REQUEST)).read_line(&mut line))
         .await
         .context("the request has not come in time")??;
-    let wanted: Wanted = serde_json::from_str(&line).context("the client and the agent have different versions")?;
+    let wanted: Wanted =
+        serde_json::from_str(&line).context("the client and the agent have different versions")?;
     let filter = wanted.filter.as_deref().map(filter::compile).transpose();
     let filter = filter.context("the filter of the request")?;
     let _turn = turn.acquire().await?;

@@ -67,7 +67,7 @@ fn a_device_that_cannot_be_used_has_a_reason_of_its_own() {
         (Link { name: "other".into(), ..vxlan() }, "ip link add cni0 type vxlan dstport 4789 external"),
         (Link { alias: ours(), ..vxlan() }, "itself: remove device=cni0"),
         (cni("geneve", 4789), "cni0 is of kind geneve: name one of kind vxlan"),
-        (Link { kind: LinkKind::Veth, external: None, ..vxlan() }, "cni0 is of the kind veth"),
+        (Link { kind: LinkKind::Veth, external: None, ..vxlan() }, "cni0 is of kind veth"),
         (Link { external: None, ..cni("", 0) }, "cni0 is not a tunnel"),
         (Link { external: None, ..vxlan() }, "cni0 is not in external mode"),
         (cni("vxlan", 8472), "cni0 uses port 8472, and the target names port 4789"),
