@@ -204,7 +204,7 @@ struct Sums {
     packets: Packets,
     nics: i64,
     ended: i64,
-    /// The first pods that are not covered, with their nodes; more than are told.
+    /// The first pods that are not covered, with their nodes; more than a status reports.
     not_covered: BTreeSet<Worst>,
     /// How many reasons there are, with those that no node names.
     reasons: i64,

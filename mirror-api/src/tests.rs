@@ -1,4 +1,4 @@
-//! Tests of the schemas: what the API server is told to check.
+//! Tests of the schemas: the checks of the API server.
 
 #![expect(clippy::unwrap_used, clippy::panic, reason = "tests panic")]
 

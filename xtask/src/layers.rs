@@ -210,7 +210,7 @@ const RESERVED: &[Reserved] = &[
     Reserved {
         paths: &["prometheus"],
         files: &["mirror-agent/src/metrics"],
-        why: "what is counted, and under which name, stands in one place",
+        why: "one module decides what is counted, and under which name",
     },
     Reserved {
         paths: &["hyper*", "http_body_util"],

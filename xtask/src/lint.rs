@@ -9,7 +9,7 @@ use anyhow::{Context as _, Result, anyhow, bail};
 
 use crate::{
     chart, ebpf, generate, layers, pins,
-    process::{Run as _, is_ci, step},
+    process::{Run as _, command, is_ci, step},
     tools, workspace,
 };
 
@@ -23,8 +23,10 @@ pub(crate) fn run() -> Result<()> {
         .context("`cargo fmt --all` puts it right")?;
     step("every crate takes the workspace's lints");
     opted_in()?;
-    step("who may use what");
+    step("layers");
     layers::check(&workspace::root())?;
+    step("plain English");
+    plain_english()?;
     step("spelling");
     let mut typos = tools::cargo_program("typos-cli", "typos", pins::TYPOS)?;
     typos.current_dir(workspace::root()).run()?;
@@ -44,6 +46,23 @@ pub(crate) fn run() -> Result<()> {
     ebpf::run(&root, ebpf::Action::Clippy, &root).map_err(|why| anyhow!(why))?;
     step("lint: all is well");
     Ok(())
+}
+
+/// Rejects phrases that readers stumbled over: the Kubernetes documentation would use a noun and an active verb.
+fn plain_english() -> Result<()> {
+    const PHRASES: &str = r"\b(is|are|was|were) told\b|\bwhat (came|comes) of\b|\b(has|have) gone\b|\bso many\b|\bof which\b|\banew\b|\bas ever\b|\bof ours\b|\bwhoever\b|\bstands? (above|on|in|at|beside)\b|\bmakes no sense\b|\bit is tried again\b";
+    let mut grep = command("git");
+    grep.args(["grep", "--line-number", "--ignore-case", "--extended-regexp", PHRASES, "--"]);
+    grep.args(["*.md", "*.rs", "*.yaml", "*.tpl", "*.txt", ":!xtask/src/lint.rs"]);
+    let found = grep.current_dir(workspace::root()).output().context("git cannot search the work tree")?;
+    match found.status.code() {
+        Some(1) => Ok(()),
+        Some(0) => bail!(
+            "use the words of the Kubernetes documentation, a noun and an active verb, in:\n{}",
+            String::from_utf8_lossy(&found.stdout)
+        ),
+        _ => bail!("git grep failed: {}", String::from_utf8_lossy(&found.stderr)),
+    }
 }
 
 /// Checks the kubectl plugin, with the core and the resources, for the systems of laptops. The check needs no linker

@@ -161,7 +161,7 @@ pub struct RecorderArgs {
     /// A target of the agent that is a stream (--target NAME=stream of `mirror-agent run`): what the mirrors copy there.
     #[arg(long, env = "MIRROR_RECORDER_TARGET", value_name = "NAME", value_parser = target_name)]
     pub target: TargetName,
-    /// Keep so many bytes, as in 64MB, or what is so new, as in 30s.
+    /// Keep this many bytes, for example 64MB, or the packets of this time, for example 30s.
     #[arg(long, value_name = "SIZE|TIME", value_parser = bound)]
     pub ring: Bound,
     /// Keep super-frames and unfinished checksums as the kernel has them. Otherwise frames are as on a wire.

@@ -68,7 +68,7 @@ pub struct Answer {
 /// What the packets before those of a stream can be, apart from those of its sessions' interfaces.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Past {
-    /// The pods of which a recorder can have packets: `NAMESPACE/NAME`, or `NAMESPACE/*`.
+    /// The pods whose packets a recorder can have: `NAMESPACE/NAME`, or `NAMESPACE/*`.
     pub pods: BTreeSet<String>,
     /// The pods that exist: of these, only the interfaces of sessions count.
     pub except: BTreeSet<String>,

@@ -109,7 +109,7 @@ pub(super) enum IsIsGroup {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Direction {
-    /// No direction is given. The same as `SrcOrDst`, but also allowed where a direction makes no sense.
+    /// No direction is given. The same as `SrcOrDst`, but also allowed where a direction has no meaning.
     Either,
     Src,
     Dst,

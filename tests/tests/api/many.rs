@@ -38,7 +38,7 @@ fn a_node_has_a_thousand_pods() {
         let events = api.kubectl("get events --field-selector reason=BadAnnotation -o name");
         events.lines().count()
     };
-    eventually(PATIENCE, || check(events() == EACH, || format!("{} are told", events())));
+    eventually(PATIENCE, || check(events() == EACH, || format!("{} Events", events())));
     api.kubectl("delete pods --all --wait=false");
     lab.wait_metrics(|metrics| {
         !metrics.contains_key("podmirror_bad_annotations") || metrics["podmirror_bad_annotations"] == 0.0

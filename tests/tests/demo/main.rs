@@ -79,7 +79,7 @@ fn show() {
     });
     step(&format!("captured on {MIRROR}"));
     indented(mirror.text("ip or arp").lines());
-    println!("    What is sent to all (ARP's requests, IGMP) reaches web too, whoever sends it.");
+    println!("    Broadcasts and multicasts of all pods (ARP requests, IGMP) reach web too.");
     seen.judge();
     let shown = eventually(SOON, || {
         let shown = mirror.frames().ipv4();

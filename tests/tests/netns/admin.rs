@@ -251,7 +251,7 @@ fn an_address_that_cannot_be_used_is_told_and_tried_again_while_mirroring_goes_o
     for (address, reason) in [("192.0.2.1:10706", "assign"), (LISTEN, "in use")] {
         let agent = Agent::run(lab, any_mode(), &pods, &["--listen", address]);
         let status = lab.wait_status(|status| {
-            check(!failures(status).is_empty() && status.taps.len() == 1, || "no failure is told".into())
+            check(!failures(status).is_empty() && status.taps.len() == 1, || "no failure is reported".into())
         });
         let failure = &failures(&status)[0];
         for word in ["--listen", address, reason] {

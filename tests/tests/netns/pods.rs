@@ -154,9 +154,7 @@ fn a_bad_file_keeps_the_last_good_state() {
         errors += 1;
         mirror_tests::eventually(mirror_tests::SOON, || {
             let told = agent.log_with(&["ERROR", pods.path()]).len();
-            check(told == errors, || {
-                format!("{what}: {told} errors are told, not {errors}: {:#?}", agent.log())
-            })
+            check(told == errors, || format!("{what}: {told} errors, not {errors}: {:#?}", agent.log()))
         });
         assert_eq!(lab.status(), state, "{what}");
     };

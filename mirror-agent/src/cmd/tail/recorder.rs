@@ -163,7 +163,7 @@ async fn record(
             Err(why) => {
                 let why = format!("{why:#}");
                 if told.as_ref() != Some(&why) {
-                    warn!("{why}; it is tried again");
+                    warn!("{why}; the recorder retries");
                     told = Some(why);
                 }
             }

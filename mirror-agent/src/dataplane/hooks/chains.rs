@@ -78,7 +78,7 @@ mod tests {
         assert!(!chains.look());
         chains.seen.insert(hook, vec![u32::MAX]);
         assert!(chains.look(), "another program is gone");
-        assert!(!chains.look(), "a change is told once");
+        assert!(!chains.look(), "a change is reported once");
         chains.left(hook);
         assert!(chains.due().is_none());
     }

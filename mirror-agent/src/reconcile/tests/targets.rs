@@ -158,7 +158,7 @@ async fn a_mirror_target_that_cannot_be_stops_no_agent_and_says_why() {
     let why = "mirror0 is already the destination of target default".to_owned();
     assert_eq!(bad.state, State::Refused(why));
     assert_eq!(ids.state, State::Down(report.unreached[&name("ids")].clone()));
-    assert_eq!(report.down, report.unreached, "each pod of it is told");
+    assert_eq!(report.down, report.unreached, "each pod of it is reported");
 }
 
 /// A device that cannot be deleted does not affect others: the agent is ready, and events do not wait.

@@ -222,7 +222,7 @@ fn a_full_disk_is_one_error_and_what_was_written_is_readable() {
         while record(&mut recorder, &frame(numbers.next().unwrap(), 999)) == Progress::GoesOn {}
         let error = recorder.end_batch().unwrap_err().to_string();
         assert!(error.starts_with(&format!("cannot write to {}: No space", path.display())), "{error}");
-        assert_eq!(recorder.end_batch().unwrap(), Progress::Complete, "it is told once");
+        assert_eq!(recorder.end_batch().unwrap(), Progress::Complete, "it is reported once");
 
         let packets = read(&path).packets;
         assert!(packets.len() > 50, "{}", packets.len());

@@ -56,7 +56,7 @@ struct Args {
     /// be repeated.
     #[arg(long, value_name = "TEXT")]
     only: Vec<String>,
-    /// Begin no round that would end later than so many minutes after the start. The first round is always completed.
+    /// Begin no round that would end later than this many minutes after the start. The first round is always completed.
     #[arg(long, value_name = "MINUTES", default_value_t = 40)]
     minutes: u64,
     /// How long a sample is to take, in ms.
