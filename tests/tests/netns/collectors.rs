@@ -353,7 +353,7 @@ fn a_target_that_cannot_be_is_refused_with_the_value() {
     let pods = PodsFile::new(lab, &[scene.web(), scene.ids(), host]);
     for (target, named) in [
         ("ids=pod:ids", "\"ids\" is not a pod"),
-        ("ids=pod:default/app=", "\"app=\" is not a label"),
+        ("ids=pod:default/app=", "\"app=\" is not a valid Kubernetes label"),
         ("ids=pot:default/ids", "\"pot\" is not a kind of target"),
         ("ids=pod:default/ids/a-name-that-is-too-long", "1 to 15 bytes"),
     ] {

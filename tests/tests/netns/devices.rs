@@ -131,7 +131,7 @@ fn a_device_that_cannot_be_used_is_a_reason_until_it_can() {
     };
     let delete = "ip link delete cni0";
     stops(&[], "the device cni0 does not exist");
-    stops(&["ip link add cni0 type bridge"], "cni0 is of the kind bridge");
+    stops(&["ip link add cni0 type bridge"], "cni0 is of kind bridge");
     stops(&[delete, "ip link add cni0 type vxlan id 5 dstport 4789"], "cni0 is not in external mode");
     stops(&[delete, "ip link add cni0 type vxlan dstport 4790 external"], "cni0 uses port 4790");
     stops(&[delete, MAKE], "cni0 is down");

@@ -167,7 +167,7 @@ fn a_filter_for_some_packets_is_told_and_one_behind_ours_is_not() {
     let pods = PodsFile::new(lab, &specs);
     let agent = Agent::run(lab, AttachMode::Clsact, &pods, &[]);
     lab.wait_mirrored(&[web]);
-    wait_for_hidden(lab, &[("ingress", "u32 at priority 1) is ahead")]);
+    wait_for_hidden(lab, &[("ingress", "u32 at priority 1) runs before podmirror's program")]);
     is_mirrored(lab, web, db);
     agent.stop();
     lab.cleanup();

@@ -123,7 +123,7 @@ fn a_device_of_the_pod_is_never_taken_for_an_exit() {
     web.netns().ip(&format!("link add {EXIT} type veth peer name other"));
     let pods = scene.pods_file(&[web]);
     let agent = Agent::run(lab, any_mode(), &pods, &[]);
-    agent.wait_for_log(&["not mirrored", "cannot make podmirror"]);
+    agent.wait_for_log(&["not mirrored", "cannot create podmirror"]);
     wait_tapped(lab, &[web]);
     web.ping(db.v4(), 5, 56);
     lab.wait_status(|status| {
