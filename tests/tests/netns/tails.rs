@@ -163,7 +163,7 @@ fn what_cannot_be_read_is_refused() {
     let _agent = Agent::run(lab, any_mode(), &pods, &["--exclude-namespaces", "default"]);
     lab.wait_mirrored(&[]);
     for (words, told) in [
-        (&["tail", "--pod", "default/nosuch"][..], "this node has no pod default/nosuch"),
+        (&["tail", "--pod", "default/nosuch"][..], "no pod default/nosuch is on this node"),
         (&["tail", "--pod", "default/web"][..], "--exclude-namespaces"),
         (&["tail", "nosuch0"][..], "the interface does not exist"),
         (&["tail", MIRROR][..], "is the mirror interface itself"),
