@@ -270,7 +270,7 @@ fn the_status_of_a_mirror_target_says_which_nodes_can_copy_to_it() {
     assert_eq!((&accepted["status"], &accepted["reason"]), (&json!("False"), &json!("TargetRefused")));
     let message = accepted["message"].as_str().unwrap();
     assert!(
-        message.starts_with("it is taken (on 1 of ") && message.ends_with(&format!("as on {far})")),
+        message.starts_with("it is taken (on 1 of ") && message.ends_with(&format!("for example {far})")),
         "{message}"
     );
     let ready_now = condition(&status, "Ready");
