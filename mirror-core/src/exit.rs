@@ -13,7 +13,7 @@ use crate::{
     destination::Destination,
     mirror_iface,
     model::{
-        ActualTap, Device, IfIndex, Link, LinkChange, LinkKind, LinkSnapshot, NetnsId, PodLinks, Session, Tap,
+        ActualTap, Device, FIRST_IFINDEX, IfIndex, Link, LinkChange, LinkKind, LinkSnapshot, NetnsId, PodLinks, Session, Tap,
     },
     select::Policy,
 };
@@ -26,11 +26,7 @@ pub const NAME: &str = "podmirror";
 ///
 /// No other device has such a high index, because the kernel counts from 1. If a NIC is moved to another namespace
 /// together with its programs, a clone there finds no device of this index.
-pub const IFINDEX: IfIndex = IfIndex(0x706d_0000);
-/// Lowest index of the devices that podmirror creates on the node. It is so high that no device inside a pod has the
-/// same index. Otherwise a tapped device that is moved into a pod together with its programs, while no agent runs, could
-/// clone to a device of the pod.
-pub const FIRST_IFINDEX: IfIndex = IfIndex(IFINDEX.0 + 1);
+pub const IFINDEX: IfIndex = IfIndex(FIRST_IFINDEX.0 - 1);
 /// MTU in bytes of the relay hub and the relay devices: the largest possible, so that every packet fits.
 pub const MTU: u32 = 65535;
 
@@ -44,13 +40,6 @@ pub fn is_exit(link: &Link) -> bool {
 /// The relay hub.
 pub fn hub(links: &LinkSnapshot) -> Option<&Link> {
     links.by_name(HUB).filter(|link| mirror_iface::is_ours(link))
-}
-
-/// Whether a device is an incomplete relay hub, whose agent was killed while it created it. The first request sets the
-/// name, a later one the alias and the MTU.
-pub fn is_half_made(link: &Link) -> bool {
-    let is_of_kind = matches!(link.kind, LinkKind::Dummy | LinkKind::Veth);
-    link.name == HUB && is_of_kind && link.alias.is_none() && !link.up && link.mtu < MTU
 }
 
 /// The relay device of a pod, if it exists and is unchanged.
@@ -122,7 +111,7 @@ pub fn stay_without(
 pub fn changes(needed: &BTreeSet<NetnsId>, links: &LinkSnapshot) -> Vec<LinkChange> {
     let mut changes = Vec::new();
     match hub(links) {
-        None if links.by_name(HUB).is_some_and(is_half_made) => {
+        None if links.by_name(HUB).is_some_and(mirror_iface::is_half_made) => {
             changes.extend(links.by_name(HUB).map(|hub| LinkChange::Delete(hub.ifindex)));
         }
         None if !needed.is_empty() => {

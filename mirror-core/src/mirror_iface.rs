@@ -9,7 +9,7 @@ use std::{
 
 use crate::{
     destination::Destination,
-    model::{ALIAS, DeviceTarget, IfIndex, Link, LinkChange, LinkKind, LinkSnapshot, Readable, TargetName},
+    model::{ALIAS, DeviceTarget, FIRST_IFINDEX, IfIndex, Link, LinkChange, LinkKind, LinkSnapshot, Readable, TargetName},
 };
 
 /// MTU in bytes of a mirror interface that the agent creates: the largest possible, so that every packet fits.
@@ -124,7 +124,9 @@ impl MirrorIface {
     /// change the documented form of the copies. If offloads are off, a device of the agent gets podmirror's queue, so
     /// that copies keep their order.
     pub fn changes(&mut self, links: &LinkSnapshot) -> Vec<LinkChange> {
-        let link = links.by_name(&self.name);
+        let named = links.by_name(&self.name);
+        let half_made = named.filter(|link| is_half_made(link));
+        let link = named.filter(|link| !is_half_made(link));
         let first = self.origin == Origin::Unknown;
         if first {
             self.origin = match link {
@@ -132,7 +134,7 @@ impl MirrorIface {
                 _ => Origin::Ours,
             };
         }
-        let mut changes = Vec::new();
+        let mut changes: Vec<_> = half_made.map(|link| LinkChange::Delete(link.ifindex)).into_iter().collect();
         match link {
             None if self.origin == Origin::Ours => {
                 let mtu = self.mtu.unwrap_or(DEFAULT_MTU);
@@ -280,7 +282,7 @@ impl MirrorIfaces {
     }
 }
 
-/// The devices that podmirror created. The alias alone is no proof: root in a pod can set it on a NIC, and when the pod
+/// The devices that podmirror created, complete or not. The alias alone is no proof: root in a pod can set it on a NIC, and when the pod
 /// ends, the kernel moves a physical NIC back to the node, and some CNIs move other NICs. Of podmirror's veth pairs
 /// both ends are on the node, and the peer has the alias, or is not up yet.
 pub fn ours(links: &LinkSnapshot) -> impl Iterator<Item = &Link> {
@@ -289,7 +291,8 @@ pub fn ours(links: &LinkSnapshot) -> impl Iterator<Item = &Link> {
         let peer = peer.and_then(|peer| links.host.get(&IfIndex(peer.ifindex)));
         peer.is_some_and(|peer| is_ours(peer) || !peer.up)
     };
-    links.host.values().filter(move |link| is_ours(link) && (link.kind != LinkKind::Veth || is_pair(link)))
+    let is_whole = move |link: &Link| is_ours(link) && (link.kind != LinkKind::Veth || is_pair(link));
+    links.host.values().filter(move |link| is_whole(link) || is_half_made(link))
 }
 
 /// Deletes podmirror's devices, of any agent, that are no longer needed. `names` are the devices to keep.
@@ -306,8 +309,17 @@ pub fn left_behind(names: &BTreeSet<&str>, links: &LinkSnapshot) -> Vec<LinkChan
 
 /// Whether a device has podmirror's alias and a kind that podmirror creates: dummy, veth, or tunnel device.
 pub fn is_ours(link: &Link) -> bool {
-    let is_of_kind = matches!(link.kind, LinkKind::Dummy | LinkKind::Veth) || link.external.is_some();
-    is_of_kind && link.alias.as_deref() == Some(ALIAS)
+    is_of_our_kind(link) && link.alias.as_deref() == Some(ALIAS)
+}
+
+/// Whether an agent was killed while it created this device. The first request sets one of podmirror's indexes, a later
+/// one the alias, and the last one brings the device up.
+pub fn is_half_made(link: &Link) -> bool {
+    is_of_our_kind(link) && link.ifindex >= FIRST_IFINDEX && link.alias.is_none() && !link.up
+}
+
+fn is_of_our_kind(link: &Link) -> bool {
+    matches!(link.kind, LinkKind::Dummy | LinkKind::Veth) || link.external.is_some()
 }
 
 #[cfg(test)]

@@ -16,7 +16,7 @@ use mirror_common::packet::MAX_SNAPLEN;
 pub use self::device::{Family, TunnelDevice, Unfit};
 use crate::{
     destination::Destination,
-    mirror_iface::is_ours,
+    mirror_iface::{is_half_made, is_ours},
     model::{DeviceTarget, Link, LinkChange, LinkSnapshot, Route, TargetName},
 };
 
@@ -218,7 +218,7 @@ pub fn changes<'a>(
         .collect();
     let changes = devices.into_iter().flat_map(|device| match links.by_name(&device.to_string()) {
         None => vec![LinkChange::CreateTunnel(device)],
-        Some(link) if is_ours(link) && !device.is(link) => {
+        Some(link) if is_half_made(link) || is_ours(link) && !device.is(link) => {
             vec![LinkChange::Delete(link.ifindex), LinkChange::CreateTunnel(device)]
         }
         Some(_) => vec![],
@@ -252,7 +252,7 @@ fn link<'a>(tunnel: &Tunnel, links: &'a LinkSnapshot) -> Result<&'a Link, Blocke
     let name = tunnel.device_name();
     match links.by_name(&name) {
         Some(link) if tunnel.device().is(link) => Ok(link),
-        Some(link) if !is_ours(link) => Err(Blocked::Taken(name)),
+        Some(link) if !is_ours(link) && !is_half_made(link) => Err(Blocked::Taken(name)),
         _ => Err(Blocked::NoDevice(name)),
     }
 }

@@ -1,6 +1,5 @@
 //! `mirror-agent cleanup`: removes everything that podmirror installed on the node, and nothing else.
 
-use mirror_core::exit;
 use tracing::info;
 
 use crate::{
@@ -40,8 +39,7 @@ pub async fn remove_everything(pins: &Pins, links: &mut impl LinkTable) -> anyho
     errors.extend(failed);
     // Deleting the relay hub, which is one of these devices, also deletes the relay devices (`exit`) inside pods.
     let found = links.snapshot(&[]).await?;
-    let half_made = found.by_name(exit::HUB).filter(|link| exit::is_half_made(link));
-    for link in ours(&found).chain(half_made) {
+    for link in ours(&found) {
         // Deleting one end of a veth pair deletes the other, too.
         match links.apply(&LinkChange::Delete(link.ifindex)).await {
             Ok(()) => info!(device = link.name, "deleted a device of podmirror"),

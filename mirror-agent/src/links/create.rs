@@ -27,7 +27,7 @@ use super::{
     sink::drop_received,
     socket::os_error,
 };
-use crate::model::{ALIAS, IfIndex};
+use crate::model::{ALIAS, FIRST_IFINDEX, IfIndex};
 
 /// The maximum length of a device name in bytes.
 const NAME_MAX: usize = 15;
@@ -78,8 +78,7 @@ async fn make(
             let ifindex = index_of(name)?;
             queue::give(handle, ifindex).await.with_context(|| format!("cannot add a queue to {name}"))?;
         }
-        // The other end first: if the agent is killed in between, the named end has no alias, or is down, so the next
-        // agent does not take the pair for complete.
+        // The other end first: if the agent is killed in between, the named end has no alias, so it is half-made.
         for device in [peer.as_deref(), Some(name)].into_iter().flatten() {
             finish(handle, device, mtu)
                 .await
@@ -210,7 +209,7 @@ fn new_index() -> io::Result<IfIndex> {
     /// The number of indexes to choose from: one for each millisecond of 37 hours.
     const INDEXES: u128 = 1 << 27;
     let place = u32::try_from(since_boot()?.as_millis() % INDEXES).map_err(io::Error::other)?;
-    free_index(IfIndex(exit::FIRST_IFINDEX.0 + place))
+    free_index(IfIndex(FIRST_IFINDEX.0 + place))
 }
 
 /// Returns the lowest index from `from` on that no device of the node has.

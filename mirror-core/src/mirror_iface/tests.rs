@@ -48,6 +48,25 @@ fn a_missing_one_is_made_again_and_again() {
     assert_eq!(mirror.changes(&world([])), [create(65535)]);
 }
 
+/// An agent was killed while it made the device: no name of it is complete, and no other program has such an index.
+#[test]
+fn a_half_made_one_is_made_again() {
+    for kind in [LinkKind::Dummy, LinkKind::Veth] {
+        let half = Link { up: false, mtu: 1279, ..link(FIRST_IFINDEX.0 + 5, "mirror0", kind) };
+        let mut mirror = MirrorIface::new("mirror0", None);
+        assert_eq!(mirror.changes(&world([half.clone()])), [LinkChange::Delete(half.ifindex), create(65535)]);
+        assert_eq!(mirror.changes(&world([])), [create(65535)], "until it is there");
+        assert_eq!(ours_of(&[half.clone()]), [half.ifindex]);
+        let of_others = [Link { up: true, ..half.clone() }, Link { ifindex: IfIndex(9), ..half }];
+        assert_eq!(ours_of(&of_others), []);
+    }
+}
+
+/// The devices that `cleanup` deletes.
+fn ours_of(links: &[Link]) -> Vec<IfIndex> {
+    super::ours(&world(links.iter().cloned())).map(|link| link.ifindex).collect()
+}
+
 #[test]
 fn one_of_ours_and_its_other_end_keep_no_address() {
     let veth = |ifindex, name, peer| Link {

@@ -5,7 +5,7 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::model::{ALIAS, IfIndex, Link, LinkKind};
+use crate::model::{ALIAS, FIRST_IFINDEX, IfIndex, Link, LinkKind};
 
 mod device;
 
@@ -213,6 +213,9 @@ fn tunnels_of_one_port_share_a_device_and_a_missing_device_is_made() {
     assert_eq!(of(&half_made), [LinkChange::Delete(IfIndex(9)), create(4789), create(4790)]);
     half_made.host.get_mut(&IfIndex(9)).unwrap().alias = None;
     assert_eq!(of(&half_made), [create(4790)], "another program's device is left alone");
+    let unnamed = Link { ifindex: FIRST_IFINDEX, ..half_made.host.remove(&IfIndex(9)).unwrap() };
+    half_made.host.insert(FIRST_IFINDEX, unnamed);
+    assert_eq!(of(&half_made), [LinkChange::Delete(FIRST_IFINDEX), create(4789), create(4790)]);
     let mut local = LinkSnapshot::default();
     let route = Route { ifindex: IfIndex(1), mtu: None, is_local: true };
     local.routes = [(a.remote, Ok(route))].into();
