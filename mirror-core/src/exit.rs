@@ -13,7 +13,8 @@ use crate::{
     destination::Destination,
     mirror_iface,
     model::{
-        ActualTap, Device, FIRST_IFINDEX, IfIndex, Link, LinkChange, LinkKind, LinkSnapshot, NetnsId, PodLinks, Session, Tap,
+        ActualTap, Device, FIRST_IFINDEX, IfIndex, Link, LinkChange, LinkKind, LinkSnapshot, NetnsId,
+        PodLinks, Session, Tap,
     },
     select::Policy,
 };

@@ -9,7 +9,10 @@ use std::{
 
 use crate::{
     destination::Destination,
-    model::{ALIAS, DeviceTarget, FIRST_IFINDEX, IfIndex, Link, LinkChange, LinkKind, LinkSnapshot, Readable, TargetName},
+    model::{
+        ALIAS, DeviceTarget, FIRST_IFINDEX, IfIndex, Link, LinkChange, LinkKind, LinkSnapshot, Readable,
+        TargetName,
+    },
 };
 
 /// MTU in bytes of a mirror interface that the agent creates: the largest possible, so that every packet fits.
@@ -134,7 +137,8 @@ impl MirrorIface {
                 _ => Origin::Ours,
             };
         }
-        let mut changes: Vec<_> = half_made.map(|link| LinkChange::Delete(link.ifindex)).into_iter().collect();
+        let mut changes: Vec<_> =
+            half_made.map(|link| LinkChange::Delete(link.ifindex)).into_iter().collect();
         match link {
             None if self.origin == Origin::Ours => {
                 let mtu = self.mtu.unwrap_or(DEFAULT_MTU);

@@ -15,7 +15,9 @@ use mirror_common::verdict::Direction;
 
 pub use self::{
     installed::{Actual, ActualTap, Capacity, Ended, Hidden, HookState, NoRoom, Program},
-    links::{ALIAS, FIRST_IFINDEX, Link, LinkChange, LinkKind, LinkSnapshot, Offloads, Peer, PodLinks, Route},
+    links::{
+        ALIAS, FIRST_IFINDEX, Link, LinkChange, LinkKind, LinkSnapshot, Offloads, Peer, PodLinks, Route,
+    },
     mirror::{
         Desired, DeviceTarget, Form, MacAddress, Origin, Owner, Place, PodSide, Readable, RingId, Session,
         Tap, Target,

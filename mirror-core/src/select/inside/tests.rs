@@ -11,10 +11,11 @@ use super::{super::tests::mk_link, *};
 use crate::{
     destination::Destination,
     exit::{self, HUB, IFINDEX, NAME},
-    model::{
-        ALIAS, ActualTap, FIRST_IFINDEX, HookState, IfIndex, LinkChange, LinkSnapshot, NetnsId, Peer, PodLinks, TargetName,
-    },
     mirror_iface::is_half_made,
+    model::{
+        ALIAS, ActualTap, FIRST_IFINDEX, HookState, IfIndex, LinkChange, LinkSnapshot, NetnsId, Peer,
+        PodLinks, TargetName,
+    },
     networks::{Entry, Networks},
     select::{Filters, MIRROR, NICS, choose, select, tests::mk_pod},
 };
