@@ -56,7 +56,7 @@ fn a_half_made_one_is_made_again() {
         let mut mirror = MirrorIface::new("mirror0", None);
         assert_eq!(mirror.changes(&world([half.clone()])), [LinkChange::Delete(half.ifindex), create(65535)]);
         assert_eq!(mirror.changes(&world([])), [create(65535)], "until it is there");
-        assert_eq!(ours_of(&[half.clone()]), [half.ifindex]);
+        assert_eq!(ours_of(std::slice::from_ref(&half)), [half.ifindex]);
         let of_others = [Link { up: true, ..half.clone() }, Link { ifindex: IfIndex(9), ..half }];
         assert_eq!(ours_of(&of_others), []);
     }
