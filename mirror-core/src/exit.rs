@@ -111,10 +111,9 @@ pub fn stay_without(
 /// deletes the relay devices with it.
 pub fn changes(needed: &BTreeSet<NetnsId>, links: &LinkSnapshot) -> Vec<LinkChange> {
     let mut changes = Vec::new();
+    let half_made = links.by_name(HUB).filter(|link| mirror_iface::is_half_made(link));
+    changes.extend(half_made.map(|link| LinkChange::Delete(link.ifindex)));
     match hub(links) {
-        None if links.by_name(HUB).is_some_and(mirror_iface::is_half_made) => {
-            changes.extend(links.by_name(HUB).map(|hub| LinkChange::Delete(hub.ifindex)));
-        }
         None if !needed.is_empty() => {
             changes.push(LinkChange::CreateHub);
         }

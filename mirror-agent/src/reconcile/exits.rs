@@ -135,11 +135,11 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
 }
 
 /// Returns the namespace whose relay device a change creates. `Some(None)`: the change creates the relay hub, or brings
-/// it up. `None`: the change deletes a relay device.
+/// it up. `None`: the change deletes a device.
 const fn made(change: &LinkChange) -> Option<Option<NetnsId>> {
     match change {
         LinkChange::CreateExit(netns, _) => Some(Some(*netns)),
-        LinkChange::DeleteExit(_) => None,
+        LinkChange::DeleteExit(_) | LinkChange::Delete(_) => None,
         _ => Some(None),
     }
 }

@@ -9,7 +9,7 @@ use mirror_core::{
 use super::*;
 use crate::{
     dataplane::TapCount,
-    model::{Hidden, PodSide},
+    model::{FIRST_IFINDEX, Hidden, PodSide},
     report::NicCoverage,
 };
 
@@ -330,6 +330,22 @@ async fn a_nic_that_comes_while_devices_are_made_gets_its_relay_device_in_the_sa
     let nic =
         Link { kind: macvlan, peer: Some(Peer { ifindex: 3, nsid: Some(0) }), ..inside.links.remove(0) };
     world.links.comes = Some(("uid-1".into(), nic));
+    world.round().await.unwrap();
+    let exit = |tap: &ActualTap| tap.tap.as_ref().and_then(|tap| tap.exit);
+    let exits: Vec<_> = world.dataplane.actual.taps.values().map(exit).collect();
+    assert_eq!((exits, has_exit(&world)), (vec![Some(exit::IFINDEX)], true));
+}
+
+/// An agent was killed while it created the relay hub.
+#[tokio::test(start_paused = true)]
+async fn a_half_made_hub_delays_no_relay_device() {
+    let mut world = world();
+    add_pod(&mut world, 1);
+    let inside = world.links.links.pods.get_mut("uid-1").unwrap().as_mut().unwrap();
+    inside.links[0].kind = LinkKind::Other("macvlan".into());
+    inside.links[0].peer = Some(Peer { ifindex: 3, nsid: Some(0) });
+    let half = Link { name: exit::HUB.into(), up: false, ..link(FIRST_IFINDEX.0, LinkKind::Dummy) };
+    world.links.links.host.insert(half.ifindex, half);
     world.round().await.unwrap();
     let exit = |tap: &ActualTap| tap.tap.as_ref().and_then(|tap| tap.exit);
     let exits: Vec<_> = world.dataplane.actual.taps.values().map(exit).collect();
