@@ -286,9 +286,9 @@ impl MirrorIfaces {
     }
 }
 
-/// The devices that podmirror created, complete or not. The alias alone is no proof: root in a pod can set it on a NIC, and when the pod
-/// ends, the kernel moves a physical NIC back to the node, and some CNIs move other NICs. Of podmirror's veth pairs
-/// both ends are on the node, and the peer has the alias, or is not up yet.
+/// The devices that podmirror created, complete or not. The alias alone is no proof: root in a pod can set it on a NIC,
+/// and when the pod ends, the kernel moves a physical NIC back to the node, and some CNIs move other NICs. Of
+/// podmirror's veth pairs both ends are on the node, and the peer has the alias, or is not up yet.
 pub fn ours(links: &LinkSnapshot) -> impl Iterator<Item = &Link> {
     let is_pair = |link: &Link| {
         let peer = link.peer.filter(|peer| peer.nsid.is_none());

@@ -154,11 +154,11 @@ impl LinkTable for Netlink {
             }
             LinkChange::CreateExit(netns, hub) => {
                 let made = exit::make(handle, &self.inside.namespaces(), *netns, *hub).await;
-                made.context("cannot create the exit of a pod")
+                made.context("cannot create the relay device of a pod")
             }
             LinkChange::DeleteExit(netns) => {
                 let deleted = exit::delete(&self.inside.namespaces(), *netns).await;
-                deleted.context("cannot delete the exit of a pod")
+                deleted.context("cannot delete the relay device of a pod")
             }
             LinkChange::Delete(ifindex) => {
                 let done = handle.link().del(ifindex.0).execute().await.map_err(os_error);

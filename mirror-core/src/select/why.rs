@@ -319,7 +319,7 @@ impl fmt::Display for Why {
                 write!(f, "at most {MOST_NICS} NICs of a pod are tapped, and it has more")
             }
             Self::NoExit(why) => {
-                write!(f, "podmirror has no exit device inside the pod, through which copies leave it: {why}")
+                write!(f, "the pod has no relay device, through which copies leave it: {why}")
             }
             Self::TappedFor(pod) => write!(f, "the device is already tapped for pod {pod}"),
             Self::MirrorInterface(conflict) => conflict.fmt(f),

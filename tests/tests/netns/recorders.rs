@@ -1,16 +1,14 @@
 //! The newest packets of a running recording: `recorder` and `tail --since`, and SIGUSR1 for `capture --ring`.
 
-use std::{
-    fs,
-    os::unix::fs::MetadataExt as _,
-    sync::atomic::{AtomicBool, Ordering},
-    thread,
-};
+use std::{fs, os::unix::fs::MetadataExt as _};
 
-use mirror_tests::{Agent, Exit, Lab, PacketFile, PodNs, PodsFile, SOON, Tail, check, eventually};
+use mirror_tests::{
+    Agent, Exit, Lab, PacketFile, PodNs, PodsFile, SOON, Tail, check, eventually, while_pinging,
+};
 
 use crate::{
     Inside, Node, any_mode,
+    bypass::OFTEN,
     streams::{TARGET, streamed, wait_stream},
 };
 
@@ -111,24 +109,13 @@ fn a_tail_with_a_past_goes_on_without_a_gap() {
     let answers = format!("src host {}", db.v4());
     assert_eq!(recorded(lab, &["--pod", "default/web", "--filter", &answers], 5).frames("egress").len(), 0);
 
-    let stop = AtomicBool::new(false);
-    let tail = thread::scope(|scope| {
-        scope.spawn(|| {
-            while !stop.load(Ordering::Relaxed) {
-                web.ping(db.v4(), 50, 56);
-            }
+    let tail = while_pinging(OFTEN, web, db, || {
+        let tail = Tail::start(lab, &["tail", "--pod", "default/web", "--filter", "icmp", "--since", "1h"]);
+        eventually(SOON, || {
+            let interfaces = tail.file().interfaces;
+            check(interfaces.len() == 2, || format!("{interfaces:?}"))
         });
-        let begun = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-            let tail =
-                Tail::start(lab, &["tail", "--pod", "default/web", "--filter", "icmp", "--since", "1h"]);
-            eventually(SOON, || {
-                let interfaces = tail.file().interfaces;
-                check(interfaces.len() == 2, || format!("{interfaces:?}"))
-            });
-            tail
-        }));
-        stop.store(true, Ordering::Relaxed);
-        begun.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        tail
     });
     web.ping(db.v4(), 5, 56);
     // All IPv4 packets here are ICMP.

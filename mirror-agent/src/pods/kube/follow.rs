@@ -11,13 +11,18 @@ mod tests;
 use std::{error::Error, iter::successors, pin::pin, sync::Arc, time::Duration};
 
 use futures_util::TryStreamExt as _;
+use http::Request;
 use kube::{
     Api, Client,
+    client::Body,
     runtime::watcher::{self, Config, DefaultBackoff, Event},
 };
 use serde::de::DeserializeOwned;
-use tokio::time::{Instant, sleep, sleep_until, timeout};
-use tower::{BoxError, ServiceBuilder};
+use tokio::{
+    sync::Mutex,
+    time::{Instant, MissedTickBehavior, interval, sleep, sleep_until, timeout},
+};
+use tower::{BoxError, service_fn};
 use tower_http::timeout::{TimeoutBody, TimeoutError};
 use tracing::{info, warn};
 
@@ -31,8 +36,9 @@ const ANSWER: Duration = Duration::from_secs(60);
 /// The longest silence within a response. API servers send a bookmark once a minute if they know a newer version. After
 /// a longer silence, a list shows whether the server responds. (A dead connection ends earlier: see `mirror_client`.)
 const SILENCE: Duration = Duration::from_secs(150);
-/// The maximum number of requests in this time. The watcher does not pause when a server ends each watch at once.
-const PACE: (u64, Duration) = (100, Duration::from_secs(10));
+/// The shortest interval between two watches. The watcher does not pause when a server ends each watch at once. The
+/// pages of a list do not wait: anyone who can create Mirrors can make it long.
+const PACE: Duration = Duration::from_millis(100);
 /// The longest pause after a failure.
 const LONGEST_PAUSE: Duration = Duration::from_secs(10);
 /// The longest pause for a kind that the API lacks.
@@ -172,15 +178,21 @@ fn is_silence(error: &watcher::Error) -> bool {
     matches!(error, watcher::Error::WatchFailed(_)) && causes.any(|error| error.is::<TimeoutError>())
 }
 
-/// Returns the client with limits for the silence of a server that is alive, and for the number of requests.
+/// Returns the client with limits for the silence of a server that is alive, and for the number of watches.
 fn impatient(client: Client) -> Client {
-    let answer = move |request| {
-        let client = client.clone();
+    let mut pace = interval(PACE);
+    pace.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let pace = Arc::new(Mutex::new(pace));
+    let answer = move |request: Request<Body>| {
+        let (client, pace) = (client.clone(), Arc::clone(&pace));
         async move {
+            if request.uri().query().is_some_and(|query| query.contains("watch=true")) {
+                pace.lock().await.tick().await;
+            }
             let response = timeout(ANSWER, client.send(request)).await;
             let response = response.map_err(|_| format!("no answer within {} s", ANSWER.as_secs()))??;
             Ok::<_, BoxError>(response.map(|body| TimeoutBody::new(SILENCE, body)))
         }
     };
-    Client::new(ServiceBuilder::new().rate_limit(PACE.0, PACE.1).service_fn(answer), "default")
+    Client::new(service_fn(answer), "default")
 }

@@ -88,6 +88,24 @@ async fn moved() -> (World, Traffic) {
     (world, traffic)
 }
 
+/// A pod whose NIC has no device on the node, so its tap is inside.
+fn with_macvlan() -> World {
+    let mut world = world();
+    add_pod(&mut world, 1);
+    let inside = world.links.links.pods.get_mut("uid-1").unwrap().as_mut().unwrap();
+    inside.links[0].kind = LinkKind::Other("macvlan".into());
+    inside.links[0].peer = Some(Peer { ifindex: 3, nsid: Some(0) });
+    world
+}
+
+/// Checks that one round gives the pod a tap and a relay device for its copies.
+async fn has_exit_after_a_round(mut world: World) {
+    world.round().await.unwrap();
+    let exit = |tap: &ActualTap| tap.tap.as_ref().and_then(|tap| tap.exit);
+    let exits: Vec<_> = world.dataplane.actual.taps.values().map(exit).collect();
+    assert_eq!((exits, has_exit(&world)), (vec![Some(exit::IFINDEX)], true));
+}
+
 fn has_exit(world: &World) -> bool {
     let inside = world.links.links.pods["uid-1"].as_ref().unwrap();
     inside.links.iter().any(exit::is_exit)
@@ -323,33 +341,20 @@ async fn without_a_way_out_of_the_pod_the_tap_stays_and_says_so() {
 /// A tap inside a pod is never installed without a relay device that the agent could create.
 #[tokio::test(start_paused = true)]
 async fn a_nic_that_comes_while_devices_are_made_gets_its_relay_device_in_the_same_round() {
-    let mut world = world();
-    add_pod(&mut world, 1);
+    let mut world = with_macvlan();
     let inside = world.links.links.pods.get_mut("uid-1").unwrap().as_mut().unwrap();
-    let macvlan = LinkKind::Other("macvlan".into());
-    let nic =
-        Link { kind: macvlan, peer: Some(Peer { ifindex: 3, nsid: Some(0) }), ..inside.links.remove(0) };
+    let nic = inside.links.remove(0);
     world.links.comes = Some(("uid-1".into(), nic));
-    world.round().await.unwrap();
-    let exit = |tap: &ActualTap| tap.tap.as_ref().and_then(|tap| tap.exit);
-    let exits: Vec<_> = world.dataplane.actual.taps.values().map(exit).collect();
-    assert_eq!((exits, has_exit(&world)), (vec![Some(exit::IFINDEX)], true));
+    has_exit_after_a_round(world).await;
 }
 
 /// An agent was killed while it created the relay hub.
 #[tokio::test(start_paused = true)]
 async fn a_half_made_hub_delays_no_relay_device() {
-    let mut world = world();
-    add_pod(&mut world, 1);
-    let inside = world.links.links.pods.get_mut("uid-1").unwrap().as_mut().unwrap();
-    inside.links[0].kind = LinkKind::Other("macvlan".into());
-    inside.links[0].peer = Some(Peer { ifindex: 3, nsid: Some(0) });
+    let mut world = with_macvlan();
     let half = Link { name: exit::HUB.into(), up: false, ..link(FIRST_IFINDEX.0, LinkKind::Dummy) };
     world.links.links.host.insert(half.ifindex, half);
-    world.round().await.unwrap();
-    let exit = |tap: &ActualTap| tap.tap.as_ref().and_then(|tap| tap.exit);
-    let exits: Vec<_> = world.dataplane.actual.taps.values().map(exit).collect();
-    assert_eq!((exits, has_exit(&world)), (vec![Some(exit::IFINDEX)], true));
+    has_exit_after_a_round(world).await;
 }
 
 /// A program that hides packets at the hook that the tap no longer uses is no reason any more.
@@ -401,11 +406,7 @@ async fn what_a_pod_takes_away_is_attached_again_and_told_for_a_while() {
 /// one.
 #[tokio::test(start_paused = true)]
 async fn the_rest_of_one_direction_is_not_that_of_the_other() {
-    let mut world = world();
-    add_pod(&mut world, 1);
-    let inside = world.links.links.pods.get_mut("uid-1").unwrap().as_mut().unwrap();
-    inside.links[0].kind = LinkKind::Other("macvlan".into());
-    inside.links[0].peer = Some(Peer { ifindex: 3, nsid: Some(0) });
+    let mut world = with_macvlan();
     run_for(&mut world, Duration::from_secs(1)).await.unwrap();
     let state = |world: &World, program| world.dataplane.actual.taps[&nic()].state(program);
     let mut remove = async |program, milliseconds| {

@@ -248,6 +248,16 @@ async fn hostile_mirrors_come_in_pages_and_leave_their_names() {
     }
 }
 
+/// A tenant has made very many Mirrors. The agent begins with them as soon as the server has sent them.
+#[tokio::test(start_paused = true)]
+async fn the_pages_of_a_long_list_do_not_wait() {
+    const MIRRORS: usize = 4000;
+    let (client, pages) = crowded(MIRRORS, |_| selector(1));
+    let pods = KubePods::watch(client, "one", |_| {});
+    seconds(2).await;
+    assert_eq!((pods.resources().len(), pages.lock().unwrap().len()), (MIRRORS, MIRRORS / 8));
+}
+
 /// The CRD allows each of these Mirrors, but they are very many: the limit for a namespace is 4 MiB.
 #[tokio::test(start_paused = true)]
 async fn the_mirrors_of_a_namespace_have_a_bound_together() {
