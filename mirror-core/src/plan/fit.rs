@@ -2,12 +2,12 @@
 //! rejects, are left out.
 //!
 //! Enforced mirrors come before all others, and captures after all mirrors, whatever is installed. Within each of these
-//! ranks the namespaces take turns: the next slot goes to the namespace with the smallest share, where a namespace's
-//! share is the largest of its shares of any table. So a namespace with many pods takes no room from another one's
-//! share (max-min). A namespace spends its share first on installed sessions that are wanted unchanged, then on changed
-//! ones, then on new ones; each in the order of the devices and, on a device, of the origins and names of the mirrors.
-//! So an installed session loses its slot only if its namespace has more than its share and another namespace needs the
-//! room. `plan` calls this module.
+//! ranks the namespaces take turns: the next slot goes to the namespace whose share is the smallest with it, where a
+//! namespace's share is the largest of its shares of any table. So a namespace with many pods takes no room from
+//! another one's share (max-min). A namespace spends its share first on installed sessions that are wanted unchanged,
+//! then on changed ones, then on new ones; each in the order of the devices and, on a device, of the origins and names
+//! of the mirrors. So an installed session loses its slot only if its namespace has more than its share and another
+//! namespace needs the room. `plan` calls this module.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -64,15 +64,14 @@ pub(super) fn fit(desired: &Desired, actual: &Actual) -> (BTreeMap<Device, Tap>,
             }
         }
         turns.sort();
-        while let Some((namespace, Candidate { device, tap, mirror, session, .. })) = turns.next() {
-            // A tap with two sides needs two entries.
-            let new = usize::from(!fitting.contains_key(&device)) * (1 + usize::from(tap.pod_side.is_some()));
+        while let Some((namespace, next)) = turns.next(&fitting, &actual.capacity) {
+            let (new, Candidate { device, tap, mirror, session, .. }) = (next.entries(&fitting), next);
             match room.take(new, session) {
                 Ok(()) => {
                     let bare = || Tap { sessions: BTreeMap::new(), ..tap.clone() };
                     let sessions = &mut fitting.entry(device).or_insert_with(bare).sessions;
                     sessions.insert(mirror.clone(), session.clone());
-                    turns.took(namespace, new, session, &actual.capacity);
+                    turns.took(namespace, new, session);
                 }
                 Err(why) => unfit.push(Unfit { device, mirror: mirror.clone(), why }),
             }
@@ -121,6 +120,13 @@ struct Candidate<'a> {
     pass: Pass,
 }
 
+impl Candidate<'_> {
+    /// The number of new entries of its tap. A tap with two sides needs two.
+    fn entries(&self, fitting: &BTreeMap<Device, Tap>) -> usize {
+        usize::from(!fitting.contains_key(&self.device)) * (1 + usize::from(self.tap.pod_side.is_some()))
+    }
+}
+
 /// A namespace. `None`: interfaces that belong to no pod.
 type Namespace<'a> = Option<&'a str>;
 
@@ -140,19 +146,27 @@ impl<'a> Turns<'a> {
         }
     }
 
-    /// The next candidate of the namespace with the smallest share. Between equal shares an installed session wins, so
-    /// that the next round decides alike.
-    fn next(&mut self) -> Option<(Namespace<'a>, Candidate<'a>)> {
-        let waiting =
-            self.0.iter().filter_map(|(of, (taken, of_it))| Some((taken.share, of_it.front()?.pass, *of)));
+    /// The next candidate: that of the namespace whose share is the smallest with it. Between equal shares an installed
+    /// session wins, so that the next round decides alike.
+    fn next(
+        &mut self,
+        fitting: &BTreeMap<Device, Tap>,
+        capacity: &Capacity,
+    ) -> Option<(Namespace<'a>, Candidate<'a>)> {
+        let waiting = self.0.iter().filter_map(|(of, (taken, of_it))| {
+            let next = of_it.front()?;
+            let share = share(taken.with(next.entries(fitting), next.session), capacity);
+            Some((share, next.pass, *of))
+        });
         let (.., namespace) = waiting.min()?;
         let candidate = self.0.get_mut(&namespace)?.1.pop_front()?;
         Some((namespace, candidate))
     }
 
-    fn took(&mut self, namespace: Namespace<'a>, entries: usize, session: &'a Session, capacity: &Capacity) {
+    fn took(&mut self, namespace: Namespace<'a>, entries: usize, session: &'a Session) {
         if let Some((taken, _)) = self.0.get_mut(&namespace) {
-            taken.add(entries, session, capacity);
+            taken.of = taken.with(entries, session);
+            taken.filters.extend(session.settings.filter.as_ref());
         }
     }
 }
@@ -164,20 +178,22 @@ struct Taken<'a> {
     /// The amount of each table: taps, sessions, filters, instructions of filters.
     of: [usize; 4],
     filters: BTreeSet<&'a CaptureFilter>,
-    /// The largest share of any table, in millionths.
-    share: usize,
 }
 
-impl<'a> Taken<'a> {
-    fn add(&mut self, entries: usize, session: &'a Session, capacity: &Capacity) {
-        let filter = session.settings.filter.as_ref().filter(|filter| self.filters.insert(filter));
+impl Taken<'_> {
+    /// The amount of each table with one more session, which needs this number of entries.
+    fn with(&self, entries: usize, session: &Session) -> [usize; 4] {
+        let filter = session.settings.filter.as_ref().filter(|filter| !self.filters.contains(filter));
         let more = [entries, 1, usize::from(filter.is_some()), filter.map_or(0, CaptureFilter::length)];
-        let Capacity { taps, sessions, filters, instructions } = *capacity;
-        for ((of, more), all) in self.of.iter_mut().zip(more).zip([taps, sessions, filters, instructions]) {
-            *of += more;
-            self.share = self.share.max(of.saturating_mul(1_000_000) / all.max(1));
-        }
+        std::array::from_fn(|table| self.of[table] + more[table])
     }
+}
+
+/// The largest share of any table that these amounts are, in millionths.
+fn share(of: [usize; 4], capacity: &Capacity) -> usize {
+    let Capacity { taps, sessions, filters, instructions } = *capacity;
+    let shares = of.into_iter().zip([taps, sessions, filters, instructions]);
+    shares.map(|(of, all)| of.saturating_mul(1_000_000) / all.max(1)).max().unwrap_or_default()
 }
 
 fn installed<'a>(actual: &'a Actual, device: Device, tap: &Tap, mirror: &MirrorId) -> Option<&'a Session> {

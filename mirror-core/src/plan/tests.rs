@@ -174,6 +174,22 @@ fn who_gets_a_shared_filter_first_does_not_matter() {
     assert_eq!(actual, settled(&desired, &before));
 }
 
+/// Two namespaces want the only filter. The first one already had the session that wants it, without a filter, so it
+/// gets the filter. In the next round its other session comes first, and it keeps the filter.
+#[test]
+fn an_installed_filter_is_not_lost_in_the_next_round() {
+    let capacity = Capacity { taps: 100, sessions: 100, filters: 1, instructions: 100_000 };
+    let mut desired = crowd(&[2, 1], 0);
+    let mut earlier = desired.clone();
+    earlier.taps.pop_last();
+    earlier.taps.values_mut().for_each(|tap| drop(tap.sessions.pop_first()));
+    let sessions = desired.taps.values_mut().flat_map(|tap| tap.sessions.values_mut());
+    for (session, filter) in sessions.zip([None, Some("udp"), Some("tcp")]) {
+        session.settings.filter = filter.map(|filter| parse_filter(filter).unwrap());
+    }
+    carry_out_all(&desired, &mut installed(&earlier, capacity)).unwrap();
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
@@ -308,14 +324,17 @@ proptest! {
         prop_assert!(actual.targets.keys().eq(desired.targets.keys()));
     }
 
-    /// Each tap has its own key from a range, and keeps it as long as it is installed.
+    /// Each tap has its own key from a range, and keeps it as long as it is installed. (Without a range all had one key,
+    /// which only one of them can keep.)
     #[test]
     fn a_tap_has_its_own_tunnel_key_and_keeps_it(desired in desired(), before in actual()) {
         let mut actual = before.clone();
         let Plan { ops, unfit, .. } = plan(&desired, &before);
         carry_out(&ops, &mut actual, |_| false, |_, _| {});
         for (name, target) in &desired.targets {
-            let keys = target.device().and_then(|device| device.destination.tunnel()).map(|tunnel| tunnel.keys);
+            let keys = |target: &Target| Some(target.device()?.destination.tunnel()?.keys);
+            let were_own = before.targets.get(name).and_then(keys).is_some_and(Keys::is_range);
+            let keys = keys(target);
             let mut owners = BTreeMap::new();
             for (device, installed) in &actual.taps {
                 let Some(tap) = &installed.tap else { continue };
@@ -326,7 +345,7 @@ proptest! {
                     let owner = *owners.entry(key).or_insert(*device);
                     prop_assert!(owner == *device || !keys.is_range(), "one key for two taps");
                     let was = same_owner(&before, device, &tap.owner).and_then(|tap| tap.sessions.get(mirror));
-                    let was = was.filter(|was| was.target == *name).and_then(|was| was.key);
+                    let was = was.filter(|was| were_own && was.target == *name).and_then(|was| was.key);
                     prop_assert!(was.is_none_or(|was| was == key || !keys.has(was)), "{:?}: {} now", was, key);
                 }
             }
