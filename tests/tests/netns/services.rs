@@ -121,10 +121,15 @@ struct Service<'a> {
 
 impl<'a> Service<'a> {
     fn mirrored(lab: &'a Lab, pods: &[&PodNs]) -> Self {
-        Self::annotated(lab, pods, &[])
+        Self::annotated(lab, pods, &[], Capture::start)
     }
 
-    fn annotated(lab: &'a Lab, pods: &[&PodNs], annotations: &[(&str, &str)]) -> Self {
+    fn annotated(
+        lab: &'a Lab,
+        pods: &[&PodNs],
+        annotations: &[(&str, &str)],
+        capture: fn(&Netns, &str) -> Capture,
+    ) -> Self {
         let spec = |pod: &&PodNs| {
             let annotate = |spec: PodSpec, (key, value): &(&str, &str)| spec.annotated(key, value);
             annotations.iter().fold(PodSpec::of(pod).mirror("true"), annotate)
@@ -132,8 +137,8 @@ impl<'a> Service<'a> {
         let file = PodsFile::new(lab, &pods.iter().map(spec).collect::<Vec<_>>());
         let agent = Agent::run(lab, any_mode(), &file, &[]);
         lab.wait_mirrored(pods);
-        let inside = pods.iter().map(|pod| Capture::start(pod.netns(), "eth0")).collect();
-        Self { lab, inside, mirror: Capture::start(lab.node(), MIRROR), _agent: agent }
+        let inside = pods.iter().map(|pod| capture(pod.netns(), "eth0")).collect();
+        Self { lab, inside, mirror: capture(lab.node(), MIRROR), _agent: agent }
     }
 
     /// The packets of the mirrored pods.
@@ -218,7 +223,9 @@ fn a_sample_takes_each_view_whole_or_not_at_all() {
     const CONVERSATIONS: usize = 100;
     let Node { web, db, lab } = &Node::routed("service-sample");
     service(lab.node(), db, false);
-    let service = Service::annotated(lab, &[web, db], &[("podmirror.io/sample", "50%")]);
+    // Many short packets in a burst: more than tcpdump's ring holds of super-frames.
+    let sample = [("podmirror.io/sample", "50%")];
+    let service = Service::annotated(lab, &[web, db], &sample, Capture::of_wire);
     asks(web, db, CONVERSATIONS, 3);
     let taken = |frame: &[u8]| in_sample(&header(frame, frame.len() as u32), DEFAULT_SEED, 1 << 31);
     shows(&service.mirror, || service.frames().only(taken));
