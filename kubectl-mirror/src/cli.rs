@@ -3,7 +3,8 @@
 use std::{path::PathBuf, time::Duration};
 
 use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
-use mirror_core::settings::{Settings, parse_duration};
+use mirror_api::SettingsSpec;
+use mirror_core::settings::{SettingError, Settings, parse_duration};
 
 use crate::{
     selector,
@@ -106,11 +107,11 @@ pub(crate) struct TailArgs {
     #[arg(long, short, value_name = "FILE", default_value = "-")]
     pub(crate) write: PathBuf,
     /// Only packets that match this filter, in tcpdump's language (pcap-filter(7)).
-    #[arg(long, short, value_name = "EXPR", value_parser = filter)]
-    pub(crate) filter: Option<String>,
+    #[arg(long, short, value_name = "EXPR", value_parser = setting("filter"))]
+    pub(crate) filter: Option<Setting>,
     /// Begin with the packets of this time, as in 5m, that the recorders of the nodes (the chart's recorder.enabled) still have.
-    #[arg(long, value_name = "TIME", value_parser = duration)]
-    pub(crate) since: Option<Time>,
+    #[arg(long, value_name = "TIME", value_parser = parse_duration)]
+    pub(crate) since: Option<Duration>,
     /// End with the packets of --since. Asks all nodes, and pod/NAME need not exist any more.
     #[arg(
         long, value_name = "BOOL", action = ArgAction::Set, num_args = 0..=1, require_equals = true,
@@ -118,11 +119,11 @@ pub(crate) struct TailArgs {
     )]
     pub(crate) no_follow: bool,
     /// End after this time, as in 90s, 15m or 1h30m.
-    #[arg(long, value_name = "TIME", default_value = "15m", value_parser = duration)]
-    pub(crate) duration: Time,
+    #[arg(long, value_name = "TIME", default_value = "15m", value_parser = parse_duration)]
+    pub(crate) duration: Duration,
     /// Bytes of each packet [default: all]. Packets of --since have as many as were recorded.
-    #[arg(long, value_name = "N", value_parser = snaplen)]
-    pub(crate) snaplen: Option<u32>,
+    #[arg(long, value_name = "N", value_parser = setting("snaplen"))]
+    pub(crate) snaplen: Option<Setting>,
     /// Keep super-frames and unfinished checksums as the kernel has them. Otherwise frames are as on a wire.
     #[arg(
         long, value_name = "BOOL", action = ArgAction::Set, num_args = 0..=1, require_equals = true,
@@ -142,27 +143,27 @@ pub(crate) struct OnArgs {
     /// The name of the Mirror [default: made of the kind and name of the workload].
     #[arg(long, value_name = "NAME")]
     pub(crate) name: Option<String>,
-    /// The target of the copies [default: that of the agents].
+    /// The target of the copies [default: the mirror interface of each node].
     #[arg(long, value_name = "NAME")]
     pub(crate) target: Option<String>,
     /// Filter of the packets to copy, in tcpdump's syntax (pcap-filter(7)).
-    #[arg(long, short, value_name = "EXPR", value_parser = filter)]
-    pub(crate) filter: Option<String>,
+    #[arg(long, short, value_name = "EXPR", value_parser = setting("filter"))]
+    pub(crate) filter: Option<Setting>,
     /// Direction of the packets, as seen from the pod [default: both].
     #[arg(long, value_enum)]
     pub(crate) direction: Option<Direction>,
-    /// Share of the flows to copy, for example 1/100 or 10%.
+    /// Share of the flows to copy: one flow in N, for example 1/100 or 10%.
     #[arg(long, value_name = "SHARE", value_parser = setting("sample"))]
-    pub(crate) sample: Option<String>,
+    pub(crate) sample: Option<Setting>,
     /// Maximum copies per second of each NIC, for example 10kpps or 50Mbit.
     #[arg(long, value_name = "RATE", value_parser = setting("rate"))]
-    pub(crate) rate: Option<String>,
+    pub(crate) rate: Option<Setting>,
     /// Bytes to copy of each packet.
-    #[arg(long, value_name = "N", value_parser = snaplen)]
-    pub(crate) snaplen: Option<u32>,
+    #[arg(long, value_name = "N", value_parser = setting("snaplen"))]
+    pub(crate) snaplen: Option<Setting>,
     /// Duration after which the mirror ends, for example 15m [default: never].
-    #[arg(long, value_name = "TIME", value_parser = duration)]
-    pub(crate) duration: Option<Time>,
+    #[arg(long, value_name = "TIME", value_parser = setting("duration"))]
+    pub(crate) duration: Option<Setting>,
 }
 
 /// `kubectl mirror off`.
@@ -280,28 +281,46 @@ pub(crate) enum Direction {
     Egress,
 }
 
-/// A time, as it was typed and as it is.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Time {
-    pub(crate) text: String,
-    pub(crate) time: Duration,
+/// A setting of a mirror, as it was typed.
+#[derive(Debug, Clone)]
+pub(crate) struct Setting {
+    key: &'static str,
+    value: String,
 }
 
-fn duration(text: &str) -> Result<Time, String> {
-    Ok(Time { text: text.trim().to_owned(), time: parse_duration(text)? })
-}
-
-/// Checks a filter as the agents do, so that a mistake is reported at once, with its position.
-fn filter(text: &str) -> Result<String, String> {
-    setting("filter")(text)
-}
-
-/// Checks the value of a setting of mirrors.
-fn setting(key: &'static str) -> impl Fn(&str) -> Result<String, String> + Clone + Send + Sync + 'static {
-    move |text| {
-        Settings::default().set(key, text).map_err(|error| error.reason)?;
-        Ok(text.to_owned())
+/// Checks the value of a setting as the API server and the agents do, so that a mistake is reported at once.
+fn setting(key: &'static str) -> impl Fn(&str) -> Result<Setting, String> + Clone + Send + Sync + 'static {
+    move |value| {
+        let setting = Setting { key, value: value.to_owned() };
+        let settings = settings([&Some(setting.clone())]).map_err(|error| error.reason)?;
+        SettingsSpec::of(&settings)?;
+        Ok(setting)
     }
+}
+
+impl TailArgs {
+    /// The settings of the Mirror.
+    pub(crate) fn settings(&self) -> Result<Settings, SettingError> {
+        let mut settings = settings([&self.filter, &self.snaplen])?;
+        settings.budget.duration = Some(self.duration);
+        Ok(settings)
+    }
+}
+
+impl OnArgs {
+    /// The settings of the Mirror.
+    pub(crate) fn settings(&self) -> Result<Settings, SettingError> {
+        settings([&self.filter, &self.sample, &self.rate, &self.snaplen, &self.duration])
+    }
+}
+
+/// The settings of a mirror with these flags.
+fn settings<'f>(flags: impl IntoIterator<Item = &'f Option<Setting>>) -> Result<Settings, SettingError> {
+    let mut settings = Settings::default();
+    for setting in flags.into_iter().flatten() {
+        settings.set(setting.key, &setting.value)?;
+    }
+    Ok(settings)
 }
 
 /// The name of a pod.
@@ -312,15 +331,12 @@ fn pod(text: &str) -> Result<String, String> {
     }
 }
 
-fn snaplen(text: &str) -> Result<u32, String> {
-    setting("snaplen")(text)?.trim().parse().map_err(|_| "use a number of bytes".to_owned())
-}
-
 #[cfg(test)]
 mod tests {
     #![expect(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
     use clap::CommandFactory as _;
+    use serde_json::json;
 
     use super::*;
 
@@ -364,6 +380,30 @@ mod tests {
     }
 
     #[test]
+    fn the_flags_are_the_settings_of_the_mirror() {
+        let spec = |words: &str| {
+            let settings = match parse(words).unwrap().command {
+                Command::On(args) => args.settings(),
+                Command::Tail(args) => args.settings(),
+                other => panic!("{other:?}"),
+            };
+            serde_json::to_value(SettingsSpec::of(&settings.unwrap()).unwrap()).unwrap()
+        };
+        assert_eq!(
+            spec("on deploy/web -f udp --sample 10% --rate 10kpps,burst=1s --snaplen 96 --duration 1d"),
+            json!({
+                "filter": "udp", "sampling": { "oneIn": 10 }, "snapLength": 96, "limits": { "duration": "24h" },
+                "rateLimit": { "packetsPerSecond": 10_000, "burst": "1s" },
+            })
+        );
+        assert_eq!(spec("on deploy/web"), json!({}));
+        assert_eq!(
+            spec("tail web -f tcp --snaplen 96"),
+            json!({ "filter": "tcp", "snapLength": 96, "limits": { "duration": "15m" } })
+        );
+    }
+
+    #[test]
     fn a_mistake_is_told_before_anything_is_done() {
         for (words, told) in [
             ("tail", "required"),
@@ -375,6 +415,7 @@ mod tests {
             ("tail cronjob/web", "deploy"),
             ("tail web --no-follow", "--since"),
             ("on deploy/web --rate fast", "kpps"),
+            ("on deploy/web --sample 30%", "1/100"),
             ("explain", "required"),
             ("explain deploy/web", "not a pod"),
             ("coverage -o yaml", "json"),

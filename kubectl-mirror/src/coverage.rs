@@ -13,6 +13,7 @@ use crate::{
     cluster::Cluster,
     nodes::{self, Answer, Unanswered},
     print,
+    screen::age,
 };
 
 /// The state that needs no reason.
@@ -152,16 +153,6 @@ fn compared(status: NodeStatus) -> Result<Vec<NicCoverage>, String> {
     })
 }
 
-/// Formats a duration in short form.
-fn age(seconds: u64) -> String {
-    match seconds {
-        ..120 => format!("{seconds}s"),
-        120..7200 => format!("{}m", seconds / 60),
-        7200..172_800 => format!("{}h", seconds / 3600),
-        _ => format!("{}d", seconds / 86_400),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
@@ -174,7 +165,7 @@ mod tests {
     use super::*;
 
     fn direction(state: &str, message: &str, seen: u64, carried: u64) -> DirectionCoverage {
-        DirectionCoverage { state: state.into(), message: message.into(), seconds: 150, seen, carried }
+        DirectionCoverage { state: state.into(), message: message.into(), seconds: 120, seen, carried }
     }
 
     fn covered() -> DirectionCoverage {
@@ -240,7 +231,7 @@ mod tests {
         let report =
             Report::of(vec![answer("a", Some(vec![nic("shop/web", covered(), covered())])), silent], None);
         let covered = json!({
-            "state": "Covered", "message": "podmirror's program sees what the NIC carries", "seconds": 150, "seen": 512,
+            "state": "Covered", "message": "podmirror's program sees what the NIC carries", "seconds": 120, "seen": 512,
             "carried": 512,
         });
         let nic = json!({
@@ -252,12 +243,6 @@ mod tests {
             json!({ "nics": [nic], "unanswered": [{ "node": "b", "why": "no agent" }] })
         );
         assert_eq!(Report::of(vec![], None).table(), "no NICs to show\n");
-    }
-
-    #[test]
-    fn a_time_is_short() {
-        let ages = [0, 119, 120, 7199, 7200, 172_799, 172_800].map(age);
-        assert_eq!(ages, ["0s", "119s", "2m", "119m", "2h", "47h", "2d"]);
     }
 
     proptest! {

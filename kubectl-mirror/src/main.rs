@@ -5,7 +5,7 @@
 //!     └► mirror ───► workload               make and delete Mirrors
 //!     └► status ───► screen                 Mirrors and MirrorNodes as one table
 //!     └► explain ──► exec; words            one pod: the words of its agent, or those of the API server
-//!     └► coverage ─► nodes ─► exec          what the taps have seen of what the NICs have carried
+//!     └► coverage ─► nodes ─► exec; screen  what the taps have seen of what the NICs have carried
 //!     └► top ──────► nodes; rates; screen   what the NICs carry now
 //!     └► check ────► read ─► nodes; judge   whether podmirror can work here, or works
 //!     └► man                                the manual pages

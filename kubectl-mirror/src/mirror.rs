@@ -7,7 +7,7 @@ use kube::{
     Api, ResourceExt as _,
     api::{DeleteParams, Patch, PatchParams},
 };
-use mirror_api::{Direction, Limits, MAX_NAME, Mirror, MirrorSpec, TargetRef};
+use mirror_api::{Direction, MAX_NAME, Mirror, MirrorSpec, SettingsSpec, TargetRef};
 use sha2::{Digest as _, Sha256};
 
 use crate::{
@@ -35,6 +35,7 @@ pub(crate) async fn on(args: OnArgs, cluster: &Cluster) -> anyhow::Result<()> {
              podmirror.io/mirror=true`, or -l with labels of that pod, and --name"
         );
     }
+    let settings = SettingsSpec::of(&args.settings()?).map_err(anyhow::Error::msg)?;
     let selection = args.which.resolve(cluster).await?;
     let spec = MirrorSpec {
         pod_selector: selection.labels,
@@ -43,11 +44,7 @@ pub(crate) async fn on(args: OnArgs, cluster: &Cluster) -> anyhow::Result<()> {
             cli::Direction::Ingress => Direction::Ingress,
             cli::Direction::Egress => Direction::Egress,
         }),
-        filter: args.filter,
-        sample: args.sample,
-        rate: args.rate,
-        snaplen: args.snaplen.map(u32::cast_signed),
-        limits: args.duration.map(|time| Limits { duration: Some(time.text), ..Limits::default() }),
+        settings,
         target_ref: args.target.map(|name| TargetRef { name }),
         ..MirrorSpec::default()
     };
@@ -136,7 +133,7 @@ mod tests {
             other in "[a-z0-9]([-a-z0-9.]{0,100}[a-z0-9])?",
         ) {
             let [one, two] = [&name, &other].map(|name| name_of(&format!("{kind}/{name}").parse().unwrap()));
-            prop_assert!(Name::of_resource(&one).is_ok(), "{one}");
+            prop_assert!(one.parse::<Name>().is_ok(), "{one}");
             prop_assert_eq!(one == two, name == other);
         }
     }

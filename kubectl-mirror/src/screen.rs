@@ -1,4 +1,5 @@
-//! Repeated output: on a terminal, each text replaces the one before; otherwise the texts follow one another.
+//! Output for people. [`Screen`] repeats it: on a terminal, each text replaces the one before; otherwise the texts
+//! follow one another.
 
 use std::io::{self, IsTerminal as _};
 
@@ -37,5 +38,45 @@ impl Screen {
         };
         self.is_begun = true;
         print(&format!("{ahead}{text}"))
+    }
+}
+
+/// Formats a duration as kubectl formats ages, for example `90s`, `9m30s` or `3d12h`.
+pub(crate) fn age(seconds: u64) -> String {
+    let ((unit, name), part) = match seconds {
+        0..120 => ((1, "s"), None),
+        120..600 => ((60, "m"), Some((1, "s"))),
+        600..10_800 => ((60, "m"), None),
+        10_800..28_800 => ((3600, "h"), Some((60, "m"))),
+        28_800..172_800 => ((3600, "h"), None),
+        172_800..691_200 => ((86_400, "d"), Some((3600, "h"))),
+        691_200.. => ((86_400, "d"), None),
+    };
+    let part = part.map(|(part, name)| (seconds % unit / part, name)).filter(|(count, _)| *count > 0);
+    let part = part.map_or_else(String::new, |(count, name)| format!("{count}{name}"));
+    format!("{}{name}{part}", seconds / unit)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_age_is_short() {
+        for (seconds, shown) in [
+            (0, "0s"),
+            (119, "119s"),
+            (120, "2m"),
+            (599, "9m59s"),
+            (10_799, "179m"),
+            (10_800, "3h"),
+            (28_799, "7h59m"),
+            (172_799, "47h"),
+            (172_800, "2d"),
+            (691_199, "7d23h"),
+            (u64::MAX, "213503982334601d"),
+        ] {
+            assert_eq!(age(seconds), shown);
+        }
     }
 }

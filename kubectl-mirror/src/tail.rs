@@ -107,7 +107,7 @@ pub(crate) async fn tail(args: TailArgs, cluster: &Cluster) -> anyhow::Result<Ex
     let request = Request::make(&args, &selection, cluster).await?;
     let mut tail = Tail::new(&args, cluster, &request, sink);
     nodes.into_keys().for_each(|node| tail.connect(node));
-    let end = Instant::now() + args.duration.time;
+    let end = Instant::now() + args.duration;
     let outcome = tokio::select! {
         outcome = tail.run(pods) => outcome,
         _ = stop.recv() => Ok(()),

@@ -104,7 +104,7 @@ pub struct MirrorArgs {
     /// (live=stream), which `mirror-agent tail --target` reads. Can be repeated.
     #[arg(long = "target", env = "MIRROR_TARGETS", value_name = "NAME=DESTINATION", value_delimiter = ',', value_parser = parse_target)]
     pub targets: Vec<(TargetName, Destination)>,
-    /// Target of the mirrors that name none: one of --target, or `default`, the device of --mirror-iface.
+    /// Target of the annotations and flags that name none: one of --target, or `default`, the device of --mirror-iface.
     #[arg(long, env = "MIRROR_TARGET", value_name = "NAME", default_value = "default", value_parser = target_name)]
     pub mirror_target: TargetName,
     /// MTU of the mirror interface in bytes [default: 65535 for a device that the agent creates; an existing

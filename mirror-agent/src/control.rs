@@ -125,7 +125,7 @@ impl Control {
                 self.add_capture(&mut readers, ring_bytes, capture)?
             }
             Subject::Mirror { namespace, name } => {
-                let name = Name::of_resource(&name).map_err(|why| anyhow!(why))?;
+                let name = name.parse::<Name>().map_err(|why| anyhow!(why))?;
                 let resource = Some(ResourceId { namespace: Some(namespace.clone()), name: name.clone() });
                 if readers.captures.iter().any(|capture| capture.resource == resource) {
                     bail!(

@@ -169,7 +169,7 @@ async fn put(client: &Client, node: &str, status: &MirrorNodeStatus, owner: &mut
     };
     let mut with_status = object(json!({ "name": node }));
     with_status["status"] = json!(status);
-    with_status["status"]["reported"] = json!(Time(Timestamp::now()));
+    with_status["status"]["lastReportTime"] = json!(Time(Timestamp::now()));
     let with_status = Patch::Apply(with_status);
     let is_there = match api.patch_status(node, &apply, &with_status).await {
         Err(kube::Error::Api(error)) if error.code == 404 => false,

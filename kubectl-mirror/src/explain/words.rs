@@ -104,7 +104,7 @@ fn about_mirror(mirror: &Selecting<'_>, facts: &Facts, text: &mut String) {
     let target = match (&spec.stream, &spec.target_ref) {
         (Some(_), _) => "a program that has its key",
         (None, Some(target)) => target.name.as_str(),
-        (None, None) => "the agents' default",
+        (None, None) => "default, the mirror interface of the node",
     };
     line(text, 0, &format!("{kind} {full} selects it. Target: {target}"));
     for (field, value) in wishes(spec) {
@@ -124,7 +124,7 @@ fn about_mirror(mirror: &Selecting<'_>, facts: &Facts, text: &mut String) {
         }
         None => line(text, 1, &format!("Node {name} has not reported on it.")),
     }
-    if let Some(time) = &reported.reported {
+    if let Some(time) = &reported.last_report_time {
         line(text, 1, &format!("Node {name} reported at {}.", time.0));
     }
 }
@@ -147,12 +147,12 @@ fn about_summary(node: &str, of: &MirrorSummary, pod: &Pod, text: &mut String) {
     }
     let (namespace, name) = (pod.namespace().unwrap_or_default(), pod.name_any());
     let mut is_named = false;
-    for reason in of.not_covered.iter().filter(|of| of.namespace == namespace && of.pod == name) {
+    for reason in of.uncovered.iter().filter(|of| of.namespace == namespace && of.pod == name) {
         let nic = reason.nic.as_ref().map(|nic| format!(", NIC {nic}")).unwrap_or_default();
         line(text, 1, &format!("Node {node} does not cover it{nic}: {}: {}", reason.reason, reason.message));
         is_named = true;
     }
-    match of.more_not_covered {
+    match of.more_uncovered {
         _ if is_named || of.refused.is_some() => {}
         Some(more @ 1..) => line(
             text,

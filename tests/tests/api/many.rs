@@ -55,7 +55,7 @@ const HUNDRED: usize = 100;
 fn hundred_mirrors(pods: &[PodNs]) -> Vec<Value> {
     let specs = [
         json!({ "filter": "icmp" }),
-        json!({ "filter": "udp", "snaplen": 96 }),
+        json!({ "filter": "udp", "snapLength": 96 }),
         json!({ "direction": "Egress", "filter": "icmp", "targetRef": { "name": "ids" } }),
     ];
     let wide = WIDE.iter().zip(specs).map(|(name, spec)| resource("Mirror", name, &json!({}), &spec));
