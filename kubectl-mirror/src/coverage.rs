@@ -4,16 +4,14 @@
 
 use std::collections::BTreeMap;
 
-use anyhow::Context as _;
 use mirror_core::status::{DirectionCoverage, NicCoverage, NodeStatus, columns, printable};
 use serde::Serialize;
 
 use crate::{
-    cli::{CoverageArgs, Form},
+    cli::CoverageArgs,
     cluster::Cluster,
     nodes::{self, Answer, Unanswered},
-    print,
-    screen::age,
+    screen::{Screen, age, object},
 };
 
 /// The state that needs no reason.
@@ -28,10 +26,8 @@ pub(crate) async fn coverage(args: CoverageArgs, cluster: &Cluster) -> anyhow::R
     let answers = nodes::ask(cluster, scope).await?;
     let asked = answers.len();
     let report = Report::of(answers, scope);
-    print(&match args.output {
-        Form::Table => report.table(),
-        Form::Json => serde_json::to_string_pretty(&report).context("cannot write JSON")? + "\n",
-    })?;
+    let text = args.output.map_or_else(|| Ok(report.table()), |output| object(&report, output))?;
+    Screen::new("", false).show(&text, scope)?;
     nodes::tell_unanswered(&report.unanswered, asked)
 }
 
@@ -93,10 +89,10 @@ impl Report {
         report
     }
 
-    /// Formats the table for people, with the reasons for missing coverage.
+    /// Formats the table for people, with the reasons for missing coverage. Empty without NICs.
     fn table(&self) -> String {
         if self.nics.is_empty() {
-            return "no NICs to show\n".to_owned();
+            return String::new();
         }
         let head =
             ["NAMESPACE", "POD", "NIC", "NODE", "INGRESS", "FOR", "SEEN/NIC", "EGRESS", "FOR", "SEEN/NIC"];
@@ -242,7 +238,7 @@ mod tests {
             serde_json::to_value(&report).unwrap(),
             json!({ "nics": [nic], "unanswered": [{ "node": "b", "why": "no agent" }] })
         );
-        assert_eq!(Report::of(vec![], None).table(), "no NICs to show\n");
+        assert_eq!(Report::of(vec![], None).table(), "");
     }
 
     proptest! {

@@ -1,43 +1,77 @@
-//! Output for people. [`Screen`] repeats it: on a terminal, each text replaces the one before; otherwise the texts
-//! follow one another.
+//! Output for people and for programs. [`Screen`] repeats it: on a terminal, each text is drawn over the one before;
+//! otherwise those that have changed follow one another.
 
-use std::io::{self, IsTerminal as _};
+use std::io::{self, IsTerminal as _, Write as _};
 
-use crate::print;
+use anyhow::Context as _;
+use serde::Serialize;
 
-/// The escape sequence that moves to the upper left corner of a terminal and clears it from there.
-const CLEAR: &str = "\x1b[H\x1b[J";
+use crate::{cli::Output, print};
+
+/// Escape sequences of a terminal: go to the upper left corner, clear the rest of the line, and all below.
+const HOME: &str = "\x1b[H";
+const REST_OF_LINE: &str = "\x1b[K";
+const REST: &str = "\x1b[J";
 
 /// The state of the output.
 #[derive(Debug)]
 pub(crate) struct Screen {
-    is_cleared: bool,
-    /// The separator between two texts, if the screen is not cleared.
+    /// Each text replaces the one before.
+    pub(crate) is_redrawn: bool,
+    /// The separator between two texts that follow one another.
     between: &'static str,
+    last: Option<String>,
     is_begun: bool,
 }
 
 impl Screen {
-    /// `between` separates two texts if the screen is not cleared.
-    pub(crate) fn new(between: &'static str) -> Self {
-        // A Windows console may print the escape sequence as text.
-        Self { is_cleared: cfg!(unix) && io::stdout().is_terminal(), between, is_begun: false }
+    /// `between` separates two texts, if they are repeated.
+    pub(crate) fn new(between: &'static str, is_repeated: bool) -> Self {
+        // A Windows console may print the escape sequences as text.
+        let is_redrawn = cfg!(unix) && is_repeated && io::stdout().is_terminal();
+        Self { is_redrawn, between, last: None, is_begun: false }
     }
 
-    /// Whether each text replaces the one before.
-    pub(crate) fn is_cleared(&self) -> bool {
-        self.is_cleared
+    /// Prints a text. An empty table of this namespace, or of all, is a message.
+    pub(crate) fn show(&mut self, text: &str, scope: Option<&str>) -> anyhow::Result<()> {
+        if self.is_redrawn {
+            let nothing = nothing(scope);
+            let text = if text.is_empty() { nothing.as_str() } else { text };
+            return print(&drawn(text));
+        }
+        if self.last.as_deref() == Some(text) {
+            return Ok(());
+        }
+        self.last = Some(text.to_owned());
+        if text.is_empty() {
+            // A failure to print cannot be reported.
+            let _ = io::stderr().write_all(nothing(scope).as_bytes());
+            return Ok(());
+        }
+        let between = if std::mem::replace(&mut self.is_begun, true) { self.between } else { "" };
+        print(&format!("{between}{text}"))
     }
+}
 
-    /// Prints a text.
-    pub(crate) fn show(&mut self, text: &str) -> anyhow::Result<()> {
-        let ahead = match (self.is_cleared, self.is_begun) {
-            (true, _) => CLEAR,
-            (false, true) => self.between,
-            (false, false) => "",
-        };
-        self.is_begun = true;
-        print(&format!("{ahead}{text}"))
+/// kubectl's message about a list without objects.
+fn nothing(scope: Option<&str>) -> String {
+    match scope {
+        Some(namespace) => format!("No resources found in {namespace} namespace.\n"),
+        None => "No resources found\n".to_owned(),
+    }
+}
+
+/// Draws a text over another one, so that no line is blank meanwhile.
+fn drawn(text: &str) -> String {
+    let lines: String = text.lines().map(|line| format!("{line}{REST_OF_LINE}\n")).collect();
+    format!("{HOME}{lines}{REST}")
+}
+
+/// An object in JSON, or else in YAML.
+pub(crate) fn object(object: &impl Serialize, output: Output) -> anyhow::Result<String> {
+    match output {
+        Output::Json => Ok(serde_json::to_string_pretty(object).context("cannot write JSON")? + "\n"),
+        _ => serde_saphyr::to_string(object).context("cannot write YAML"),
     }
 }
 
@@ -60,6 +94,11 @@ pub(crate) fn age(seconds: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_text_is_drawn_over_a_longer_one_without_a_blank_screen() {
+        assert_eq!(drawn("A\nb\n"), "\x1b[HA\x1b[K\nb\x1b[K\n\x1b[J");
+    }
 
     #[test]
     fn an_age_is_short() {

@@ -184,7 +184,9 @@ impl Control {
                 bail!("target {name} is not a stream: its copies go to {destination}; read them there")
             }
             None => {
-                bail!("this node has no target {name:?}; define it with --target {name}=stream of the agent")
+                bail!(
+                    "this node has no target {name:?}; define it with --define-target {name}=stream of the agent"
+                )
             }
         }
     }

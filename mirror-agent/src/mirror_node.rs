@@ -28,6 +28,8 @@ use crate::{dataplane::readout::Reader, pace::Pace, report::Reports};
 
 /// The average time between two writes under constant changes, and the first pause after a failed write.
 const PACE: Duration = Duration::from_secs(10);
+/// The number of changes that are written at once after a quiet time.
+const BURST: u32 = 4;
 /// The shortest time between two writes: changes seldom come alone.
 const SETTLE: Duration = Duration::from_secs(1);
 /// The shortest time between two writes if only counters have changed.
@@ -70,7 +72,7 @@ async fn write_with(
     mut counts: impl FnMut() -> anyhow::Result<Counts>,
 ) {
     let (mut written, mut pause, mut has_failed) = (None::<Written>, PACE, false);
-    let (mut next, mut pace) = (Instant::now(), Pace::new(PACE));
+    let (mut next, mut pace) = (Instant::now(), Pace::new(PACE, BURST));
     let (mut looked, mut owner) = (Instant::now(), Owner::default());
     loop {
         tokio::select! {

@@ -141,8 +141,8 @@ pub enum Direction {
 #[derive(Serialize, Deserialize, JsonSchema, Debug, Clone, Default, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
 pub struct TargetRef {
-    /// Name of a MirrorTarget, or of a target that the administrator of the nodes configured by the agent's
-    /// flag --target or the chart's value targets.
+    /// Name of a MirrorTarget, or of a target that the administrator of the nodes defined with the agent's
+    /// flag --define-target or the chart's value targets.
     #[schemars(length(min = 1, max = 63), regex(pattern = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"))]
     pub name: String,
 }

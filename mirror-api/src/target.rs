@@ -29,7 +29,7 @@ use crate::{
     shortname = "mtarget",
     category = "podmirror",
     doc = "MirrorTarget is a target for copies on each node. Mirrors, ClusterMirrors and annotations refer to it by its \
-           name. A target of the agent's flag --target takes precedence over a MirrorTarget of the same name.",
+           name. A target of the agent's flag --define-target takes precedence over a MirrorTarget of the same name.",
     validation = Rule::new(NAMES).message(NAMES_MESSAGE),
     validation = Rule::new("self.metadata.name != 'default'")
         .message("the name default is reserved for the mirror interface of the agents: use another name"),

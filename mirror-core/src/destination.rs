@@ -1,4 +1,4 @@
-//! [`Destination`]: the administrator's configuration of a target, as in `--target NAME=DESTINATION`.
+//! [`Destination`]: the administrator's configuration of a target, as in `--define-target NAME=DESTINATION`.
 //!
 //! Pure: parses and formats. `collector` and `mirror_iface` find the current device of a destination. The command line
 //! calls [`parse_target`], and `dataplane/wire` stores the text of a destination in the maps.

@@ -10,7 +10,7 @@ use kube::{
     Api,
     api::{DeleteParams, ListParams, PostParams, Preconditions},
 };
-use mirror_api::{Mirror, MirrorSpec, SettingsSpec, Stream};
+use mirror_api::{Mirror, MirrorSpec, Stream};
 use sha2::{Digest as _, Sha256};
 use tokio::time::timeout;
 
@@ -45,11 +45,8 @@ impl Request {
         let name = format!("tail-{}", random::<6>()?);
         let spec = MirrorSpec {
             pod_selector: selection.labels.clone(),
-            settings: SettingsSpec::of(&args.settings()?).map_err(anyhow::Error::msg)?,
-            stream: Some(Stream {
-                key_sha256: sha256(&key),
-                pods: selection.pod.clone().map(|pod| vec![pod]),
-            }),
+            settings: args.settings()?,
+            stream: Some(Stream { key_sha256: sha256(&key), pods: selection.pods.clone() }),
             ..MirrorSpec::default()
         };
         let mut mirror = Mirror::new(&name, spec);
@@ -121,7 +118,7 @@ mod tests {
     #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
     use k8s_openapi::{apimachinery::pkg::apis::meta::v1::Time, jiff::Timestamp};
-    use mirror_api::Limits;
+    use mirror_api::{Limits, SettingsSpec};
 
     use super::*;
 

@@ -241,7 +241,7 @@ fn a_stream_begins_with_the_recorded_packets_of_its_pods() {
     let annotations: Vec<_> = annotations.iter().map(String::as_str).zip(["true", "live", "icmp"]).collect();
     let mut containers = run(node, &pods, &annotations);
     let [web, db] = &pods;
-    let agent = api.agent(lab, &["--target", "live=stream"]);
+    let agent = api.agent(lab, &["--define-target", "live=stream"]);
     lab.wait_mirrored(&[web, db]);
     let keyed = json!({ "keySha256": KEY_SHA256 });
     story.mirror("labels", "web", &json!({ "stream": keyed }));

@@ -187,7 +187,7 @@ fn two_mirrors_of_a_pod_each_get_their_own_packets() {
     let pods = node.pods(["web", "db"]);
     let _containers = run(node, &pods, &[]);
     let [web, db] = &pods;
-    let agent = api.agent(lab, &["--target", "ids=ids0", "--mirror-target", "ids"]);
+    let agent = api.agent(lab, &["--define-target", "ids=ids0", "--target", "ids"]);
     let long = &"p".repeat(63);
     story.mirror(long, "web", &json!({ "filter": "icmp" }));
     story.mirror(

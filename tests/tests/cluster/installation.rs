@@ -36,7 +36,7 @@ fn uninstalled_it_leaves_nothing_on_the_node() {
     host.wait_taps(&[&web.device, &db.device]);
 }
 
-/// With `maxMirrorDuration=1h`.
+/// With `ceilings.maxMirrorDuration=1h`.
 fn each_mirror_has_to_end(cluster: &Cluster) {
     let mirror = |limits: &Value| {
         let metadata = json!({ "name": "short", "namespace": cluster.namespace() });
@@ -65,9 +65,12 @@ fn with_helm_it_is_installed_upgraded_and_uninstalled() {
     let all = format!("--namespace {AGENT} --wait --timeout {}s", PATIENCE.as_secs());
     let [web, db, out] = &cluster.pods([("web", Some("true")), ("db", None), ("out", Some("false"))]);
     cluster.uninstall();
-    let values = "--set maxMirrorDuration=1h --set enableMirror";
+    let values = "--set ceilings.maxMirrorDuration=1h --set enableMirror";
     cluster.helm(&format!("install {AGENT} {chart} {all} --create-namespace {values}=true"));
     host.wait_taps(&[&web.device, &db.device]);
+    cluster.wait_rolled_out();
+    let tested = cluster.helm(&format!("test {AGENT} --namespace {AGENT} --timeout {}s", PATIENCE.as_secs()));
+    assert!(tested.contains("Succeeded"), "{tested}");
     each_mirror_has_to_end(cluster);
 
     let ifindex = host.ifindex(MIRROR);

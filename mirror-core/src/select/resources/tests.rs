@@ -309,7 +309,7 @@ fn a_resource_gets_the_sentence_of_an_annotation() {
     assert_eq!(sentence(&told[0]), sentence(&told[1]));
 }
 
-/// A resource that names no target gets the mirror interface, whatever --mirror-target says.
+/// A resource that names no target gets the mirror interface, whatever --target says.
 #[test]
 fn a_resource_without_a_target_gets_the_mirror_interface() {
     let ids = TargetName("ids".parse().unwrap());
@@ -332,7 +332,8 @@ fn an_opt_out_holds_for_all_but_enforced_mirrors() {
     ];
     for (out, reason) in out {
         let pods = [out];
-        let choice = chosen(&pods, &resources, &Policy { enable_mirror: true, ..Policy::default() });
+        let policy = Policy { enable_mirror: true, kube_ovn_annotations: true, ..Policy::default() };
+        let choice = chosen(&pods, &resources, &policy);
         assert_eq!(mirrors(&choice), ["web clustermirror/ids both all"], "{pods:?}");
         let mut expected =
             vec![format!("web clustermirror/all {reason}"), format!("web mirror/own {reason}")];

@@ -39,6 +39,10 @@ fn the_api_server_goes_and_comes_back() {
     cluster.wait_agent_log(PATIENCE, &["the Kubernetes API is available again", "pods"]);
     cluster.kubectl("delete pod lost");
     cluster.kubectl("annotate pod late podmirror.io/mirror=true");
+    // Kubelet also returns to the API server after a pause. Until then the pod's processes run, and its tap stays.
+    eventually(PATIENCE, || {
+        check(cluster.task(&uid, "sandbox").is_none(), || "kubelet has not ended it".into())
+    });
     host.wait_taps(&[&web.device, &late.device]);
 }
 

@@ -167,7 +167,7 @@ fn reports_that_are_missing_or_old_are_told() {
     assert_eq!(only(&Facts { reports: refused(), ..facts() }, "reports").0, Level::Warn);
     // An older server has no reports and no controller.
     let old = Facts {
-        server: Ok("v1.29.0".to_owned()),
+        server: "v1.29.0".to_owned(),
         reports: Ok(Vec::new()),
         controllers: Ok(Vec::new()),
         ..facts()

@@ -1,4 +1,4 @@
-//! Converts MirrorTargets to destinations, through the syntax of `--target`. Pure.
+//! Converts MirrorTargets to destinations, through the syntax of `--define-target`. Pure.
 
 use std::net::{IpAddr, SocketAddr};
 
