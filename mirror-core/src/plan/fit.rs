@@ -7,7 +7,8 @@
 //! another one's share (max-min). A namespace spends its share first on installed sessions that are wanted unchanged,
 //! then on changed ones, then on new ones; each in the order of the devices and, on a device, of the origins and names
 //! of the mirrors. So an installed session loses its slot only if its namespace has more than its share and another
-//! namespace needs the room. `plan` calls this module.
+//! namespace needs the room. If several tables are full, the shares depend on that order, so the allocation is repeated
+//! until it confirms itself. `plan` calls this module.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -45,17 +46,50 @@ impl From<NoRoom> for Misfit {
     }
 }
 
+/// Most times that the allocation is repeated for [`fit`]. It seldom takes more than one.
+const MOST_REPEATS: usize = 8;
+
 /// Returns the taps with the sessions that fit, and the sessions that do not.
 pub(super) fn fit(desired: &Desired, actual: &Actual) -> (BTreeMap<Device, Tap>, Vec<Unfit>) {
+    let (wanted, lacking) = keys::assign(desired, actual);
+    let mut fitting = allocate(&wanted, actual, |device| actual.taps.get(device)?.tap.as_ref());
+    // The next round finds these sessions installed, and its order of the candidates is another one. It must come to
+    // the same result.
+    for _ in 0..MOST_REPEATS {
+        if fitting.1.is_empty() {
+            break;
+        }
+        let next = allocate(&wanted, actual, |device| fitting.0.get(device));
+        let is_same = next.0 == fitting.0;
+        fitting = next;
+        if is_same {
+            break;
+        }
+    }
+    let (mut fitting, unfit) = fitting;
+    // In the kernel the limits are a flag of the mirrors' sessions, so a tap without mirrors is read back without
+    // limits.
+    for tap in fitting.values_mut() {
+        tap.is_limited &= tap.sessions.values().any(|session| session.origin != Origin::Capture);
+    }
+    (fitting, [lacking, unfit].concat())
+}
+
+/// Allocates the tables to the wanted sessions, given the taps that are installed.
+fn allocate<'i>(
+    wanted: &BTreeMap<Device, Tap>,
+    actual: &Actual,
+    installed: impl Fn(&Device) -> Option<&'i Tap>,
+) -> (BTreeMap<Device, Tap>, Vec<Unfit>) {
     let mut room = Room { actual, taps: 0, sessions: 0, filters: BTreeSet::new(), instructions: 0 };
-    let mut fitting = BTreeMap::new();
-    let (wanted, mut unfit) = keys::assign(desired, actual);
+    let (mut fitting, mut unfit) = (BTreeMap::new(), Vec::new());
     for rank in [Rank::Enforced, Rank::Mirror, Rank::Capture] {
         let mut turns = Turns::default();
-        for (device, tap) in &wanted {
+        for (device, tap) in wanted {
+            let installed = installed(device).filter(|installed| installed.owner.is_same(&tap.owner));
             let of_rank = in_order(tap).into_iter().filter(|(_, session)| Rank::of(session.origin) == rank);
             for (mirror, session) in of_rank {
-                let pass = match installed(actual, *device, tap, mirror) {
+                let pass = match installed.and_then(|installed| installed.sessions.get(mirror)) {
                     Some(installed) if installed == session => Pass::Unchanged,
                     Some(_) => Pass::Changed,
                     None => Pass::New,
@@ -76,11 +110,6 @@ pub(super) fn fit(desired: &Desired, actual: &Actual) -> (BTreeMap<Device, Tap>,
                 Err(why) => unfit.push(Unfit { device, mirror: mirror.clone(), why }),
             }
         }
-    }
-    // In the kernel the limits are a flag of the mirrors' sessions, so a tap without mirrors is read back without
-    // limits.
-    for tap in fitting.values_mut() {
-        tap.is_limited &= tap.sessions.values().any(|session| session.origin != Origin::Capture);
     }
     (fitting, unfit)
 }
@@ -194,11 +223,6 @@ fn share(of: [usize; 4], capacity: &Capacity) -> usize {
     let Capacity { taps, sessions, filters, instructions } = *capacity;
     let shares = of.into_iter().zip([taps, sessions, filters, instructions]);
     shares.map(|(of, all)| of.saturating_mul(1_000_000) / all.max(1)).max().unwrap_or_default()
-}
-
-fn installed<'a>(actual: &'a Actual, device: Device, tap: &Tap, mirror: &MirrorId) -> Option<&'a Session> {
-    let installed = actual.taps.get(&device)?.tap.as_ref().filter(|old| old.owner.is_same(&tap.owner))?;
-    installed.sessions.get(mirror)
 }
 
 /// The sessions of a tap. Those that keep their slot if not all fit come first.

@@ -60,12 +60,13 @@ fn status_shows_a_change_while_it_is_watched() {
     let files = cluster.host().files();
     let path = files.join("watched.txt");
     let mut appended = plugin(cluster, &["status", "-w"]);
-    let appending = Tail::of(appended.stdout(File::create(&path).unwrap()), path.clone());
+    let mut appending = Tail::of(appended.stdout(File::create(&path).unwrap()), path.clone());
     let terminal = Terminal::start(&plugin(cluster, &["status", "--watch"]), files);
     let shown = |read: &dyn Fn() -> String, text: &str| {
         eventually(SOON, || check(read().contains(text), || format!("no {text:?}: {:?}", read())));
     };
     let none = format!("No resources found in {} namespace.", cluster.namespace());
+    appending.wait_for_log(&none);
     shown(&|| terminal.shown(), &none);
     mirror(cluster, "mine", "nobody");
     shown(&|| terminal.shown(), "mine ");
