@@ -197,7 +197,7 @@ fn it_says_what_is_missing(cluster: &Cluster, other: &str) {
     for (words, why) in [
         (&["nosuch"][..], "nothing is recorded of these pods"),
         (&[other], "nothing is recorded of these pods"),
-        (&["deploy/nosuch"], "there is no deploy/nosuch"),
+        (&["deploy/nosuch"], "deployments.apps \"nosuch\" not found"),
         (&["-l", "app=nosuch"], "nothing is recorded of these pods"),
     ] {
         let told = past(cluster, words).unwrap_err();
