@@ -1,7 +1,7 @@
 //! `kubectl mirror check`: checks whether podmirror can work on a cluster, and whether an installed podmirror works.
 //!
 //! [`read`] asks the API server, and the agents if the user has the right. [`judge`] turns the answers into findings,
-//! and is pure. The exit code is that of the worst finding. Nothing is changed. The agent's own commands on a node can
+//! and is pure. The exit code is 1 if a finding is a failure. Nothing is changed. The agent's own commands on a node can
 //! check more: docs/kubectl-mirror.md lists what this command cannot see.
 
 mod judge;
@@ -10,28 +10,19 @@ mod read;
 
 use std::process::ExitCode;
 
-use anyhow::Context as _;
 use mirror_core::status::{columns, printable};
 use serde::Serialize;
 
 use self::judge::{Finding, Level};
-use crate::{
-    cli::{CheckArgs, Form},
-    cluster::Cluster,
-    print,
-};
+use crate::{cli::CheckArgs, cluster::Cluster, print, screen::object};
 
-/// The exit code if no cluster can be asked, for example without a kubeconfig.
-pub(crate) const FAILURE: u8 = Level::Fail as u8;
-
-/// Prints the findings. Returns 0, 1 or 2.
+/// Prints the findings. Returns 1 if one is a failure.
 pub(crate) async fn check(args: CheckArgs, cluster: &Cluster) -> anyhow::Result<ExitCode> {
-    let report = Report::of(judge::findings(&read::facts(cluster).await));
-    print(&match args.output {
-        Form::Table => report.table(),
-        Form::Json => serde_json::to_string_pretty(&report).context("cannot write JSON")? + "\n",
-    })?;
-    Ok(ExitCode::from(report.result as u8))
+    let facts = read::facts(cluster).await;
+    let report =
+        Report::of(facts.map_or_else(|why| vec![judge::unreachable(&why)], |of| judge::findings(&of)));
+    print(&args.output.map_or_else(|| Ok(report.table()), |output| object(&report, output))?)?;
+    Ok(report.exit_code())
 }
 
 /// The output.
@@ -46,6 +37,10 @@ impl Report {
     fn of(findings: Vec<Finding>) -> Self {
         let result = findings.iter().map(|finding| finding.result).max().unwrap_or(Level::Ok);
         Self { result, findings }
+    }
+
+    fn exit_code(&self) -> ExitCode {
+        ExitCode::from(u8::from(self.result == Level::Fail))
     }
 
     /// A line for each finding, followed by its remedy.
@@ -80,7 +75,7 @@ mod tests {
         let warn = Finding::warn("kernel", "a: 5.15".to_owned(), "use a newer\none");
         let fail = Finding::fail("agents", "none is ready".to_owned(), "look at them");
         let report = Report::of(vec![ok.clone(), warn.clone()]);
-        assert_eq!((report.result, report.result as u8), (Level::Warn, 1));
+        assert_eq!((report.result, report.exit_code()), (Level::Warn, ExitCode::SUCCESS));
         assert_eq!(
             report.table(),
             "CHECK   RESULT  FOUND\n\
@@ -89,9 +84,9 @@ mod tests {
              \x20 -> use a newer\\none\n"
         );
         let report = Report::of(vec![fail, warn, ok.clone()]);
-        assert_eq!(report.result as u8, 2);
+        assert_eq!(report.exit_code(), ExitCode::FAILURE);
         let json = serde_json::to_value(&report).unwrap();
         assert_eq!((&json["result"], &json["findings"][2]["result"]), (&json!("FAIL"), &json!("OK")));
-        assert_eq!(Report::of(vec![ok]).result as u8, 0);
+        assert_eq!(Report::of(vec![ok]).exit_code(), ExitCode::SUCCESS);
     }
 }

@@ -1,13 +1,21 @@
 //! The command line: what was typed, and nothing that needs more than its own words to be checked.
 
-use std::{path::PathBuf, time::Duration};
+use std::{ffi::OsString, fmt::Display, path::PathBuf, time::Duration};
 
-use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
+use clap::{
+    Arg, ArgAction, Args, CommandFactory as _, FromArgMatches as _, Parser, Subcommand, ValueEnum,
+    builder::{PossibleValuesParser, TypedValueParser},
+    error::ErrorKind,
+};
+use clap_complete::engine::ArgValueCompleter;
+use mirror_api::{Direction, SettingsSpec};
 use mirror_core::settings::{Settings, parse_duration};
 
 use crate::{
+    complete,
+    mirror::name_of,
     selector,
-    workload::{Kind, Workload},
+    workload::{self, Workload},
 };
 
 /// Shows the packets of pods in Wireshark, and creates, deletes and inspects mirrors of a cluster with
@@ -40,18 +48,11 @@ pub(crate) enum Command {
     /// Show how many of the packets of each NIC the taps have seen, by direction, and the reason if packets
     /// are missing.
     Coverage(CoverageArgs),
-    /// Show the traffic of the tapped NICs and the copies, in packets and bytes per second, every 2 s until
-    /// Ctrl-C.
+    /// Show the traffic of the tapped NICs and the copies, in packets and bytes per second.
     Top(TopArgs),
     /// Check whether podmirror can run on this cluster, or whether it works: the server, the nodes, the
-    /// network, the CRDs, your permissions, the agents, the targets. Exits with 0 if all is well, 1 if
-    /// something needs attention, 2 if it does not work.
+    /// network, the CRDs, your permissions, the agents, the targets. Exits with 1 if it does not work.
     Check(CheckArgs),
-    /// Print a completion script for a shell.
-    Completion {
-        /// The shell.
-        shell: clap_complete::Shell,
-    },
     /// Write the manual pages, one for each command.
     #[command(hide = true)]
     Man {
@@ -61,8 +62,9 @@ pub(crate) enum Command {
     },
 }
 
-/// Which cluster, and where podmirror is in it.
-#[derive(Debug, Args)]
+/// Which cluster, and where podmirror is in it. The flags of kubectl have its meaning.
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "Global options")]
 pub(crate) struct Connection {
     /// The kubeconfig file [default: KUBECONFIG, or ~/.kube/config].
     #[arg(long, global = true, value_name = "FILE")]
@@ -70,16 +72,50 @@ pub(crate) struct Connection {
     /// The context of the kubeconfig [default: the current one].
     #[arg(long, global = true, value_name = "NAME")]
     pub(crate) context: Option<String>,
+    /// The cluster of the kubeconfig [default: that of the context].
+    #[arg(long, global = true, value_name = "NAME")]
+    pub(crate) cluster: Option<String>,
+    /// The user of the kubeconfig [default: that of the context].
+    #[arg(long, global = true, value_name = "NAME")]
+    pub(crate) user: Option<String>,
     /// The namespace of the pods and Mirrors [default: that of the context].
-    #[arg(long, short, global = true, value_name = "NAME")]
+    #[arg(long, short, global = true, value_name = "NAME", add = ArgValueCompleter::new(complete::namespaces))]
     pub(crate) namespace: Option<String>,
+    /// The address and port of the API server.
+    #[arg(long, short, global = true, value_name = "URL")]
+    pub(crate) server: Option<String>,
+    /// The file with the certificate authority of the API server.
+    #[arg(long, global = true, value_name = "FILE")]
+    pub(crate) certificate_authority: Option<String>,
+    /// The name in the API server's certificate [default: its host name].
+    #[arg(long, global = true, value_name = "NAME")]
+    pub(crate) tls_server_name: Option<String>,
+    /// Trust any certificate of the API server. The connection is then insecure.
+    #[arg(long, global = true)]
+    pub(crate) insecure_skip_tls_verify: bool,
+    /// The bearer token for the API server.
+    #[arg(long, global = true, value_name = "TOKEN")]
+    pub(crate) token: Option<String>,
+    /// The user to impersonate.
+    #[arg(long = "as", global = true, value_name = "USER")]
+    pub(crate) as_user: Option<String>,
+    /// A group to impersonate; can be repeated.
+    #[arg(long, global = true, value_name = "GROUP")]
+    pub(crate) as_group: Option<Vec<String>>,
+    /// The UID to impersonate.
+    #[arg(long, global = true, value_name = "UID")]
+    pub(crate) as_uid: Option<String>,
+    /// How long to wait for the answer to a request, as in 5s [default: 0, without an end].
+    #[arg(long, global = true, value_name = "TIME", value_parser = timeout)]
+    pub(crate) request_timeout: Option<Duration>,
     /// The namespace of podmirror's agents.
     #[arg(
         long,
         global = true,
         env = "PODMIRROR_NAMESPACE",
         value_name = "NAME",
-        default_value = "podmirror"
+        default_value = "podmirror",
+        add = ArgValueCompleter::new(complete::namespaces)
     )]
     pub(crate) agents: String,
 }
@@ -88,10 +124,10 @@ pub(crate) struct Connection {
 #[derive(Debug, Args)]
 #[group(required = true, multiple = false)]
 pub(crate) struct Which {
-    /// Pods to select: pod/NAME, or the pods of a workload: deploy/NAME, sts/NAME, ds/NAME, rs/NAME, job/NAME
-    /// or svc/NAME. A name without a kind is a pod.
-    #[arg(value_name = "WORKLOAD")]
-    pub(crate) workload: Option<Workload>,
+    /// Pods, or what selects them, as TYPE/NAME or TYPE NAME: pod, deploy, sts, ds, rs, rc, job or svc. A NAME
+    /// alone is a pod.
+    #[arg(value_name = "TYPE/NAME", add = ArgValueCompleter::new(complete::objects))]
+    pub(crate) objects: Vec<String>,
     /// The pods with these labels, as in app=web,tier!=test or 'app in (web, api)'; '' for all pods of the namespace.
     #[arg(long, short = 'l', value_name = "LABELS", value_parser = selector::parse)]
     pub(crate) selector: Option<selector::Labels>,
@@ -103,31 +139,28 @@ pub(crate) struct TailArgs {
     #[command(flatten)]
     pub(crate) which: Which,
     /// The file for the packets, in pcapng; `-` is standard output.
-    #[arg(long, short, value_name = "FILE", default_value = "-")]
+    #[arg(long, value_name = "FILE", default_value = "-")]
     pub(crate) write: PathBuf,
     /// Only packets that match this filter, in tcpdump's language (pcap-filter(7)).
-    #[arg(long, short, value_name = "EXPR", value_parser = filter)]
-    pub(crate) filter: Option<String>,
+    #[arg(long, value_name = "EXPR")]
+    filter: Option<String>,
+    /// The same filter, as for tcpdump.
+    #[arg(last = true, value_name = "EXPR", conflicts_with = "filter")]
+    words: Vec<String>,
     /// Begin with the packets of this time, as in 5m, that the recorders of the nodes (the chart's recorder.enabled) still have.
-    #[arg(long, value_name = "TIME", value_parser = duration)]
-    pub(crate) since: Option<Time>,
+    #[arg(long, value_name = "TIME", value_parser = parse_duration)]
+    pub(crate) since: Option<Duration>,
     /// End with the packets of --since. Asks all nodes, and pod/NAME need not exist any more.
-    #[arg(
-        long, value_name = "BOOL", action = ArgAction::Set, num_args = 0..=1, require_equals = true,
-        default_value_t = false, default_missing_value = "true", requires = "since"
-    )]
+    #[arg(long, requires = "since")]
     pub(crate) no_follow: bool,
     /// End after this time, as in 90s, 15m or 1h30m.
-    #[arg(long, value_name = "TIME", default_value = "15m", value_parser = duration)]
-    pub(crate) duration: Time,
+    #[arg(long, value_name = "TIME", default_value = "15m", value_parser = parse_duration)]
+    pub(crate) duration: Duration,
     /// Bytes of each packet [default: all]. Packets of --since have as many as were recorded.
-    #[arg(long, value_name = "N", value_parser = snaplen)]
-    pub(crate) snaplen: Option<u32>,
+    #[arg(long, value_name = "N")]
+    snaplen: Option<String>,
     /// Keep super-frames and unfinished checksums as the kernel has them. Otherwise frames are as on a wire.
-    #[arg(
-        long, value_name = "BOOL", action = ArgAction::Set, num_args = 0..=1, require_equals = true,
-        default_value_t = false, default_missing_value = "true"
-    )]
+    #[arg(long)]
     pub(crate) super_frames: bool,
     /// The port of the agents' stream endpoint (--stream-listen).
     #[arg(long, value_name = "PORT", default_value_t = 10707)]
@@ -139,101 +172,101 @@ pub(crate) struct TailArgs {
 pub(crate) struct OnArgs {
     #[command(flatten)]
     pub(crate) which: Which,
-    /// The name of the Mirror [default: made of the kind and name of the workload].
+    /// The name of the Mirror [default: made of the type and name of the workload].
     #[arg(long, value_name = "NAME")]
     pub(crate) name: Option<String>,
-    /// The target of the copies [default: that of the agents].
-    #[arg(long, value_name = "NAME")]
+    /// The target of the copies [default: the mirror interface of each node].
+    #[arg(long, value_name = "NAME", add = ArgValueCompleter::new(complete::targets))]
     pub(crate) target: Option<String>,
     /// Filter of the packets to copy, in tcpdump's syntax (pcap-filter(7)).
-    #[arg(long, short, value_name = "EXPR", value_parser = filter)]
-    pub(crate) filter: Option<String>,
+    #[arg(long, value_name = "EXPR")]
+    filter: Option<String>,
     /// Direction of the packets, as seen from the pod [default: both].
-    #[arg(long, value_enum)]
+    #[arg(long, value_parser = direction())]
     pub(crate) direction: Option<Direction>,
-    /// Share of the flows to copy, for example 1/100 or 10%.
-    #[arg(long, value_name = "SHARE", value_parser = setting("sample"))]
-    pub(crate) sample: Option<String>,
+    /// Share of the flows to copy: one flow in N, for example 1/100 or 10%.
+    #[arg(long, value_name = "SHARE")]
+    sample: Option<String>,
     /// Maximum copies per second of each NIC, for example 10kpps or 50Mbit.
-    #[arg(long, value_name = "RATE", value_parser = setting("rate"))]
-    pub(crate) rate: Option<String>,
+    #[arg(long, value_name = "RATE")]
+    rate: Option<String>,
     /// Bytes to copy of each packet.
-    #[arg(long, value_name = "N", value_parser = snaplen)]
-    pub(crate) snaplen: Option<u32>,
+    #[arg(long, value_name = "N")]
+    snaplen: Option<String>,
     /// Duration after which the mirror ends, for example 15m [default: never].
-    #[arg(long, value_name = "TIME", value_parser = duration)]
-    pub(crate) duration: Option<Time>,
+    #[arg(long, value_name = "TIME")]
+    duration: Option<String>,
+    #[command(flatten)]
+    pub(crate) change: Change,
 }
 
 /// `kubectl mirror off`.
 #[derive(Debug, Args)]
-#[group(required = true, multiple = false)]
+#[group(id = "off", required = true, multiple = false, args = ["objects", "name"])]
 pub(crate) struct OffArgs {
     /// The workload that was given to `on`.
-    #[arg(value_name = "WORKLOAD")]
-    pub(crate) workload: Option<Workload>,
+    #[arg(value_name = "TYPE/NAME", add = ArgValueCompleter::new(complete::objects))]
+    objects: Vec<String>,
     /// The name of the Mirror, if it was given to `on`.
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "NAME", add = ArgValueCompleter::new(complete::mirrors))]
     pub(crate) name: Option<String>,
+    #[command(flatten)]
+    pub(crate) change: Change,
+}
+
+/// How a change is made and printed.
+#[derive(Debug, Args)]
+pub(crate) struct Change {
+    /// `client` only prints the object, `server` sends the request and changes nothing.
+    #[arg(long, value_enum, default_value = "none")]
+    pub(crate) dry_run: DryRun,
+    /// Output format [default: a line for people].
+    #[arg(long, short, value_parser = formats([Output::Json, Output::Yaml, Output::Name]))]
+    pub(crate) output: Option<Output>,
 }
 
 /// `kubectl mirror status`.
 #[derive(Debug, Args)]
 pub(crate) struct StatusArgs {
     /// All namespaces, and the ClusterMirrors.
-    #[arg(
-        long, short = 'A', value_name = "BOOL", action = ArgAction::Set, num_args = 0..=1, require_equals = true,
-        default_value_t = false, default_missing_value = "true"
-    )]
+    #[arg(long, short = 'A')]
     pub(crate) all_namespaces: bool,
-    /// Output format.
-    #[arg(long, short, value_enum, default_value = "table")]
-    pub(crate) output: Output,
-    /// Refresh every 2 s until Ctrl-C: in place on a terminal, otherwise one table after the other.
-    #[arg(
-        long, value_name = "BOOL", action = ArgAction::Set, num_args = 0..=1, require_equals = true,
-        default_value_t = false, default_missing_value = "true"
-    )]
+    /// Output format [default: a table].
+    #[arg(long, short, value_parser = formats([Output::Json, Output::Yaml, Output::Name, Output::Wide]))]
+    pub(crate) output: Option<Output>,
+    /// Refresh every 2 s until Ctrl-C: in place on a terminal, otherwise what has changed follows.
+    #[arg(long, short)]
     pub(crate) watch: bool,
 }
 
 /// `kubectl mirror explain`.
 #[derive(Debug, Args)]
 pub(crate) struct ExplainArgs {
-    /// The pod: pod/NAME, or its name alone.
-    #[arg(value_name = "POD", value_parser = pod)]
-    pub(crate) pod: String,
+    /// The pod: NAME, pod/NAME or pod NAME.
+    #[arg(value_name = "POD", required = true, add = ArgValueCompleter::new(complete::objects))]
+    objects: Vec<String>,
 }
 
 /// `kubectl mirror coverage`.
 #[derive(Debug, Args)]
 pub(crate) struct CoverageArgs {
     /// All namespaces.
-    #[arg(
-        long, short = 'A', value_name = "BOOL", action = ArgAction::Set, num_args = 0..=1, require_equals = true,
-        default_value_t = false, default_missing_value = "true"
-    )]
+    #[arg(long, short = 'A')]
     pub(crate) all_namespaces: bool,
-    /// Output format.
-    #[arg(long, short, value_enum, default_value = "table")]
-    pub(crate) output: Form,
+    /// Output format [default: a table].
+    #[arg(long, short, value_parser = formats([Output::Json, Output::Yaml]))]
+    pub(crate) output: Option<Output>,
 }
 
 /// `kubectl mirror top`.
 #[derive(Debug, Args)]
 pub(crate) struct TopArgs {
     /// All namespaces.
-    #[arg(
-        long, short = 'A', value_name = "BOOL", action = ArgAction::Set, num_args = 0..=1, require_equals = true,
-        default_value_t = false, default_missing_value = "true"
-    )]
+    #[arg(long, short = 'A')]
     pub(crate) all_namespaces: bool,
-    /// Show the table once, after 2 s, and exit.
-    #[arg(
-        long, value_name = "BOOL", action = ArgAction::Set, num_args = 0..=1, require_equals = true,
-        default_value_t = false, default_missing_value = "true"
-    )]
-    pub(crate) once: bool,
+    /// Refresh every 2 s until Ctrl-C.
+    #[arg(long, short)]
+    pub(crate) watch: bool,
     /// Maximum number of NICs to show: those with the most traffic.
     #[arg(long, value_name = "N", default_value_t = 40)]
     pub(crate) rows: usize,
@@ -242,121 +275,232 @@ pub(crate) struct TopArgs {
 /// `kubectl mirror check`.
 #[derive(Debug, Args)]
 pub(crate) struct CheckArgs {
-    /// Output format.
-    #[arg(long, short, value_enum, default_value = "table")]
-    pub(crate) output: Form,
+    /// Output format [default: a table].
+    #[arg(long, short, value_parser = formats([Output::Json, Output::Yaml]))]
+    pub(crate) output: Option<Output>,
 }
 
-/// Form of `coverage` and `check`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Form {
-    /// A table.
-    Table,
-    /// JSON.
-    Json,
-}
-
-/// Form of `status`.
+/// Output formats of kubectl. Each command has some of them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Output {
-    /// A table.
-    Table,
-    /// A table with the nodes, and every pod that is not covered.
-    Wide,
     /// JSON.
     Json,
     /// YAML.
     Yaml,
+    /// The resource and the name of each object.
+    Name,
+    /// A table with more columns, and every pod that is not covered.
+    Wide,
 }
 
-/// The direction, seen from the pod.
+/// How much of a change is done.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Direction {
-    /// Packets to and from the pod.
-    Both,
-    /// Packets to the pod.
-    Ingress,
-    /// Packets from the pod.
-    Egress,
+pub(crate) enum DryRun {
+    None,
+    Client,
+    Server,
 }
 
-/// A time, as it was typed and as it is.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Time {
-    pub(crate) text: String,
-    pub(crate) time: Duration,
+/// The commands and flags.
+pub(crate) fn command() -> clap::Command {
+    // As in kubectl, the last one of a flag counts.
+    let command = Cli::command().args_override_self(true);
+    command.mut_args(switch).mut_subcommands(|command| command.mut_args(switch))
 }
 
-fn duration(text: &str) -> Result<Time, String> {
-    Ok(Time { text: text.trim().to_owned(), time: parse_duration(text)? })
+/// Lets a switch have a value, as kubectl's: `--watch`, `--watch=true`, `--watch=false`.
+fn switch(arg: Arg) -> Arg {
+    if !matches!(arg.get_action(), ArgAction::SetTrue) {
+        return arg;
+    }
+    let arg = arg.action(ArgAction::Set).num_args(0..=1).require_equals(true).value_name("BOOL");
+    let arg = arg.default_value("false").default_missing_value("true");
+    arg.hide_default_value(true).hide_possible_values(true)
 }
 
-/// Checks a filter as the agents do, so that a mistake is reported at once, with its position.
-fn filter(text: &str) -> Result<String, String> {
-    setting("filter")(text)
+/// Reads the words of the command line.
+///
+/// # Errors
+///
+/// The usage is wrong, or help is wanted.
+pub(crate) fn read(words: impl IntoIterator<Item = OsString>) -> Result<Cli, clap::Error> {
+    let cli = Cli::from_arg_matches(&command().try_get_matches_from(words)?)?;
+    match &cli.command {
+        Command::Tail(args) => args.settings().map(drop).and(args.which.check())?,
+        Command::On(args) => args.settings().map(drop).and(args.named().map(drop))?,
+        Command::Off(args) => drop(args.named()?),
+        Command::Explain(args) => drop(args.pod()?),
+        _ => {}
+    }
+    Ok(cli)
 }
 
-/// Checks the value of a setting of mirrors.
-fn setting(key: &'static str) -> impl Fn(&str) -> Result<String, String> + Clone + Send + Sync + 'static {
-    move |text| {
-        Settings::default().set(key, text).map_err(|error| error.reason)?;
-        Ok(text.to_owned())
+fn usage(why: impl Display) -> clap::Error {
+    clap::Error::raw(ErrorKind::ValueValidation, format!("{why}\n"))
+}
+
+/// A parser of these formats.
+fn formats<const N: usize>(formats: [Output; N]) -> impl TypedValueParser<Value = Output> {
+    let names = formats.iter().filter_map(Output::to_possible_value);
+    PossibleValuesParser::new(names).try_map(|name| Output::from_str(&name, false))
+}
+
+/// A parser of directions.
+fn direction() -> impl TypedValueParser<Value = Direction> {
+    PossibleValuesParser::new(["both", "ingress", "egress"]).map(|word| match word.as_str() {
+        "ingress" => Direction::Ingress,
+        "egress" => Direction::Egress,
+        _ => Direction::Both,
+    })
+}
+
+/// A timeout as kubectl takes it: a number alone has seconds, and 0 is none.
+fn timeout(text: &str) -> Result<Duration, String> {
+    text.parse().map(Duration::from_secs).or_else(|_| parse_duration(text))
+}
+
+/// The settings with these flags. They are checked as by the API server and the agents.
+fn settings<const N: usize>(
+    flags: [(&'static str, Option<&str>); N],
+    duration: Option<Duration>,
+) -> Result<SettingsSpec, clap::Error> {
+    let mut settings = Settings::default();
+    settings.budget.duration = duration;
+    for (key, value) in flags {
+        let Some(value) = value else { continue };
+        let why = |reason| usage(format!("invalid value '{value}' for '--{key}': {reason}"));
+        settings.set(key, value).map_err(|error| why(error.reason))?;
+        SettingsSpec::of(&settings).map_err(why)?;
+    }
+    SettingsSpec::of(&settings).map_err(usage)
+}
+
+/// The only object of these words.
+fn one(objects: &[String]) -> Result<Workload, clap::Error> {
+    let mut workloads = workload::parse(objects).map_err(usage)?;
+    match (workloads.pop(), workloads.is_empty()) {
+        (Some(workload), true) => Ok(workload),
+        _ => Err(usage("name one object, as TYPE/NAME or TYPE NAME")),
     }
 }
 
-/// The name of a pod.
-fn pod(text: &str) -> Result<String, String> {
-    match text.parse()? {
-        Workload { kind: Kind::Pod, name } => Ok(name),
-        workload => Err(format!("{workload} is not a pod: name one pod, as in pod/web")),
+impl Which {
+    pub(crate) fn workloads(&self) -> Result<Vec<Workload>, clap::Error> {
+        workload::parse(&self.objects).map_err(usage)
+    }
+
+    fn check(&self) -> Result<(), clap::Error> {
+        let workloads = self.workloads()?;
+        match workloads.len() > 1 && !workloads.iter().all(Workload::is_pod) {
+            true => Err(usage("name pods, or one object that selects pods")),
+            false => Ok(()),
+        }
     }
 }
 
-fn snaplen(text: &str) -> Result<u32, String> {
-    setting("snaplen")(text)?.trim().parse().map_err(|_| "use a number of bytes".to_owned())
+impl TailArgs {
+    /// The settings of the Mirror.
+    pub(crate) fn settings(&self) -> Result<SettingsSpec, clap::Error> {
+        let words = (!self.words.is_empty()).then(|| self.words.join(" "));
+        let filter = self.filter.as_ref().or(words.as_ref()).map(String::as_str);
+        settings([("filter", filter), ("snaplen", self.snaplen.as_deref())], Some(self.duration))
+    }
+}
+
+impl OnArgs {
+    /// The settings of the Mirror.
+    pub(crate) fn settings(&self) -> Result<SettingsSpec, clap::Error> {
+        let Self { filter, sample, rate, snaplen, duration, .. } = self;
+        let flags = [
+            ("filter", filter),
+            ("sample", sample),
+            ("rate", rate),
+            ("snaplen", snaplen),
+            ("duration", duration),
+        ];
+        settings(flags.map(|(key, value)| (key, value.as_deref())), None)
+    }
+
+    /// The name of the Mirror, and the workload unless labels are given.
+    pub(crate) fn named(&self) -> Result<(String, Option<Workload>), clap::Error> {
+        if self.which.selector.is_some() {
+            let name = self.name.clone().ok_or_else(|| usage("--name is required with labels (-l)"))?;
+            return Ok((name, None));
+        }
+        let workload = one(&self.which.objects)?;
+        if workload.is_pod() {
+            return Err(usage(format!(
+                "a Mirror selects pods by labels, not by name: use `kubectl annotate {workload} \
+                 podmirror.io/mirror=true`, or -l with labels of that pod, and --name"
+            )));
+        }
+        Ok((self.name.clone().unwrap_or_else(|| name_of(&workload)), Some(workload)))
+    }
+}
+
+impl OffArgs {
+    /// The name of the Mirror.
+    pub(crate) fn named(&self) -> Result<String, clap::Error> {
+        self.name.clone().map_or_else(|| Ok(name_of(&one(&self.objects)?)), Ok)
+    }
+}
+
+impl ExplainArgs {
+    /// The name of the pod.
+    pub(crate) fn pod(&self) -> Result<String, clap::Error> {
+        match one(&self.objects)? {
+            workload if workload.is_pod() => Ok(workload.name),
+            workload => Err(usage(format!("{workload} is not a pod: name one pod, as in pod/web"))),
+        }
+    }
 }
 
 #[cfg(test)]
 mod tests {
     #![expect(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
-    use clap::CommandFactory as _;
+    use serde_json::json;
 
     use super::*;
 
     fn parse(words: &str) -> Result<Cli, String> {
         let words = ["kubectl-mirror"].into_iter().chain(words.split_whitespace());
-        Cli::try_parse_from(words).map_err(|error| error.to_string())
+        read(words.map(OsString::from)).map_err(|error| error.to_string())
     }
 
     #[test]
     fn the_command_line_is_consistent() {
-        Cli::command().debug_assert();
+        command().debug_assert();
     }
 
     #[test]
     fn what_the_documents_say_can_be_typed() {
         for words in [
             "tail -n shop pod/web",
-            "tail -n shop deploy/checkout -f tcp --duration 2m --snaplen 96 --super-frames -w web.pcapng",
-            "tail -l app=web --agents tools --context west",
-            "tail -n shop pod/web --since 5m --no-follow -w last.pcapng",
+            "tail -n shop deploy checkout --filter tcp --duration 2m --snaplen 96 --super-frames --write web.pcapng",
+            "tail pod web-0 web-1 --super-frames=false -- tcp port 443",
+            "tail -l app=web --agents tools --context west -- not udp",
+            "tail -n shop pod/web --since 5m --no-follow --write last.pcapng",
             "tail -n shop -l= --since 5m",
             "on -n shop deploy/checkout --target ids-west --filter udp --rate 10kpps --direction ingress",
-            "off -n shop deploy/checkout",
+            "on deploy checkout --dry-run=client -o yaml",
+            "on -l app=web --name mine --dry-run server -o name",
+            "off -n shop deploy checkout",
             "off --name mine",
             "status -A -o wide --watch",
             "explain -n shop pod/web",
-            "explain web --agents tools",
+            "explain pod web --agents tools",
             "coverage -n shop",
-            "coverage -A -o json",
+            "coverage -A -o yaml",
             "top -n shop",
-            "top -A --once --rows 10",
-            "top -A=false --once=true",
-            "status -Ao json --watch=false",
+            "top -A -w --rows 10",
+            "top -A=false --watch=true",
+            "status -Aw -o json --watch=false",
+            "status -s https://10.0.0.1:6443 --token t --as ada --as-group a --as-group b --as-uid 7",
+            "--kubeconfig k --cluster c --user u status --certificate-authority ca.pem --tls-server-name n",
+            "status --insecure-skip-tls-verify --request-timeout 5s",
             "check",
             "check -n shop --agents tools -o json",
-            "completion bash",
             "man target/man",
         ] {
             parse(words).unwrap_or_else(|error| panic!("{words}: {error}"));
@@ -364,24 +508,57 @@ mod tests {
     }
 
     #[test]
+    fn the_flags_are_the_settings_of_the_mirror() {
+        let spec = |words: &str| {
+            let settings = match parse(words).unwrap().command {
+                Command::On(args) => args.settings(),
+                Command::Tail(args) => args.settings(),
+                other => panic!("{other:?}"),
+            };
+            serde_json::to_value(settings.unwrap()).unwrap()
+        };
+        assert_eq!(
+            spec("on deploy/web --filter udp --sample 10% --rate 10kpps,burst=1s --snaplen 96 --duration 1d"),
+            json!({
+                "filter": "udp", "sampling": { "oneIn": 10 }, "snapLength": 96, "limits": { "duration": "24h" },
+                "rateLimit": { "packetsPerSecond": 10_000, "burst": "1s" },
+            })
+        );
+        assert_eq!(spec("on deploy/web"), json!({}));
+        assert_eq!(
+            spec("tail web --snaplen 96 -- tcp port 443"),
+            json!({ "filter": "tcp port 443", "snapLength": 96, "limits": { "duration": "15m" } })
+        );
+    }
+
+    #[test]
     fn a_mistake_is_told_before_anything_is_done() {
         for (words, told) in [
             ("tail", "required"),
             ("tail web -l app=web", "cannot be used with"),
-            ("tail web -f tcpp", "tcpp"),
+            ("tail web --filter tcpp", "tcpp"),
+            ("tail web -- tcp prot 443", "prot"),
+            ("tail web --filter tcp -- tcp", "cannot be used with"),
+            ("tail deploy web db", "name pods"),
             ("tail web --duration soon", "90s"),
             ("tail web --snaplen 3", "from 76"),
-            ("tail web/eth0", "kind"),
+            ("tail web/eth0", "type"),
             ("tail cronjob/web", "deploy"),
             ("tail web --no-follow", "--since"),
             ("on deploy/web --rate fast", "kpps"),
+            ("on deploy/web --sample 30%", "1/100"),
+            ("on -l app=web", "--name"),
+            ("on pod web", "kubectl annotate pod/web"),
+            ("on deploy web api", "name one object"),
+            ("on deploy/web -o wide", "yaml"),
+            ("off", "required"),
             ("explain", "required"),
             ("explain deploy/web", "not a pod"),
-            ("coverage -o yaml", "json"),
-            ("check -o yaml", "json"),
+            ("coverage -o wide", "json"),
+            ("status --request-timeout soon", "90s"),
         ] {
             let error = parse(words).unwrap_err();
-            assert!(error.contains(told), "{words}: {error}");
+            assert!(error.starts_with("error: ") && error.contains(told), "{words}: {error}");
         }
     }
 }

@@ -1,7 +1,11 @@
 //! The connection to the API server, the namespaces, and the detection of missing rights. Used by all commands.
 
 use k8s_openapi::api::core::v1::Pod;
-use kube::{Api, Client, client::UpgradeConnectionError};
+use kube::{
+    Api, Client,
+    client::UpgradeConnectionError,
+    config::{self, AuthInfo},
+};
 use mirror_client::{Environment, Options};
 
 use crate::cli::Connection;
@@ -19,11 +23,31 @@ pub(crate) struct Cluster {
 impl Cluster {
     /// Connects to the cluster of the kubeconfig. Sends no request yet.
     pub(crate) async fn connect(connection: &Connection) -> anyhow::Result<Self> {
-        let Connection { kubeconfig, context, namespace, agents } = connection;
-        let options = Options { kubeconfig: kubeconfig.clone(), context: context.clone() };
+        let of = connection.clone();
+        let options = Options {
+            kubeconfig: of.kubeconfig,
+            context: of.context,
+            cluster: of.cluster,
+            user: of.user,
+            cluster_fields: config::Cluster {
+                server: of.server,
+                certificate_authority: of.certificate_authority,
+                tls_server_name: of.tls_server_name,
+                insecure_skip_tls_verify: of.insecure_skip_tls_verify.then_some(true),
+                ..config::Cluster::default()
+            },
+            user_fields: AuthInfo {
+                token: of.token.map(Into::into),
+                impersonate: of.as_user,
+                impersonate_groups: of.as_group,
+                impersonate_uid: of.as_uid,
+                ..AuthInfo::default()
+            },
+            request_timeout: of.request_timeout.filter(|time| !time.is_zero()),
+        };
         let client = mirror_client::connect(&options, &Environment::of_process()).await?;
-        let namespace = namespace.clone().unwrap_or_else(|| client.default_namespace().to_owned());
-        Ok(Self { client, namespace, agents: agents.clone() })
+        let namespace = of.namespace.unwrap_or_else(|| client.default_namespace().to_owned());
+        Ok(Self { client, namespace, agents: of.agents })
     }
 
     /// The agents' pods.

@@ -4,15 +4,14 @@
 
 use std::collections::BTreeMap;
 
-use anyhow::Context as _;
 use mirror_core::status::{DirectionCoverage, NicCoverage, NodeStatus, columns, printable};
 use serde::Serialize;
 
 use crate::{
-    cli::{CoverageArgs, Form},
+    cli::CoverageArgs,
     cluster::Cluster,
     nodes::{self, Answer, Unanswered},
-    print,
+    screen::{Screen, age, object},
 };
 
 /// The state that needs no reason.
@@ -27,10 +26,8 @@ pub(crate) async fn coverage(args: CoverageArgs, cluster: &Cluster) -> anyhow::R
     let answers = nodes::ask(cluster, scope).await?;
     let asked = answers.len();
     let report = Report::of(answers, scope);
-    print(&match args.output {
-        Form::Table => report.table(),
-        Form::Json => serde_json::to_string_pretty(&report).context("cannot write JSON")? + "\n",
-    })?;
+    let text = args.output.map_or_else(|| Ok(report.table()), |output| object(&report, output))?;
+    Screen::new("", false).show(&text, scope)?;
     nodes::tell_unanswered(&report.unanswered, asked)
 }
 
@@ -92,10 +89,10 @@ impl Report {
         report
     }
 
-    /// Formats the table for people, with the reasons for missing coverage.
+    /// Formats the table for people, with the reasons for missing coverage. Empty without NICs.
     fn table(&self) -> String {
         if self.nics.is_empty() {
-            return "no NICs to show\n".to_owned();
+            return String::new();
         }
         let head =
             ["NAMESPACE", "POD", "NIC", "NODE", "INGRESS", "FOR", "SEEN/NIC", "EGRESS", "FOR", "SEEN/NIC"];
@@ -152,16 +149,6 @@ fn compared(status: NodeStatus) -> Result<Vec<NicCoverage>, String> {
     })
 }
 
-/// Formats a duration in short form.
-fn age(seconds: u64) -> String {
-    match seconds {
-        ..120 => format!("{seconds}s"),
-        120..7200 => format!("{}m", seconds / 60),
-        7200..172_800 => format!("{}h", seconds / 3600),
-        _ => format!("{}d", seconds / 86_400),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
@@ -174,7 +161,7 @@ mod tests {
     use super::*;
 
     fn direction(state: &str, message: &str, seen: u64, carried: u64) -> DirectionCoverage {
-        DirectionCoverage { state: state.into(), message: message.into(), seconds: 150, seen, carried }
+        DirectionCoverage { state: state.into(), message: message.into(), seconds: 120, seen, carried }
     }
 
     fn covered() -> DirectionCoverage {
@@ -240,7 +227,7 @@ mod tests {
         let report =
             Report::of(vec![answer("a", Some(vec![nic("shop/web", covered(), covered())])), silent], None);
         let covered = json!({
-            "state": "Covered", "message": "podmirror's program sees what the NIC carries", "seconds": 150, "seen": 512,
+            "state": "Covered", "message": "podmirror's program sees what the NIC carries", "seconds": 120, "seen": 512,
             "carried": 512,
         });
         let nic = json!({
@@ -251,13 +238,7 @@ mod tests {
             serde_json::to_value(&report).unwrap(),
             json!({ "nics": [nic], "unanswered": [{ "node": "b", "why": "no agent" }] })
         );
-        assert_eq!(Report::of(vec![], None).table(), "no NICs to show\n");
-    }
-
-    #[test]
-    fn a_time_is_short() {
-        let ages = [0, 119, 120, 7199, 7200, 172_799, 172_800].map(age);
-        assert_eq!(ages, ["0s", "119s", "2m", "119m", "2h", "47h", "2d"]);
+        assert_eq!(Report::of(vec![], None).table(), "");
     }
 
     proptest! {

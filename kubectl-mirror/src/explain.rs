@@ -26,11 +26,9 @@ use crate::{
 
 /// Prints the agent's text and returns its exit code, or prints what the API server knows.
 pub(crate) async fn explain(args: ExplainArgs, cluster: &Cluster) -> anyhow::Result<ExitCode> {
-    let ExplainArgs { pod: name } = args;
+    let name = args.pod()?;
     let namespace = &cluster.namespace;
-    let pod = Api::<Pod>::namespaced(cluster.client.clone(), namespace).get_opt(&name).await;
-    let pod = pod.with_context(|| format!("cannot read pod {name} in namespace {namespace}"))?;
-    let pod = pod.with_context(|| format!("pod {name} not found in namespace {namespace}"))?;
+    let pod = Api::<Pod>::namespaced(cluster.client.clone(), namespace).get(&name).await?;
     let Some(node) = pod.spec.as_ref().and_then(|spec| spec.node_name.clone()) else {
         print(&words::words(&facts(pod, cluster).await))?;
         return Ok(ExitCode::SUCCESS);

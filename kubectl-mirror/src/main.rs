@@ -2,13 +2,14 @@
 //!
 //! ```text
 //! cli ─► tail ─────► workload ─► selector   make a Mirror with a stream, read it from the agents, merge it by time
-//!     └► mirror ───► workload               make and delete Mirrors
-//!     └► status ───► screen                 Mirrors and MirrorNodes as one table
+//!     └► mirror ───► workload; resource     make and delete Mirrors
+//!     └► status ───► resource; screen       Mirrors and ClusterMirrors with their status
 //!     └► explain ──► exec; words            one pod: the words of its agent, or those of the API server
-//!     └► coverage ─► nodes ─► exec          what the taps have seen of what the NICs have carried
+//!     └► coverage ─► nodes ─► exec; screen  what the taps have seen of what the NICs have carried
 //!     └► top ──────► nodes; rates; screen   what the NICs carry now
 //!     └► check ────► read ─► nodes; judge   whether podmirror can work here, or works
 //!     └► man                                the manual pages
+//!     └► complete ─► workload               candidates for a shell
 //!                    agents                 the ready agent of each node
 //!                    cluster                the connection to the API server
 //! ```
@@ -16,18 +17,20 @@
 //! It communicates only with the API server, with the rights of its user, and with the agents by the API server's
 //! port-forward and exec. It needs no root, and runs on Linux, macOS and Windows. `main` parses the command line, and
 //! turns the outcome into an exit code: 0 success, 1 failure, 2 wrong usage (clap's own). `explain` returns the exit
-//! code of the agent's command, `check` that of its worst finding, `tail --since` 3 if the past of a node is missing.
+//! code of the agent's command, `tail --since` 3 if the past of a node is missing.
 
 mod agents;
 mod check;
 mod cli;
 mod cluster;
+mod complete;
 mod coverage;
 mod exec;
 mod explain;
 mod man;
 mod mirror;
 mod nodes;
+mod resource;
 mod screen;
 mod selector;
 mod status;
@@ -36,12 +39,12 @@ mod top;
 mod workload;
 
 use std::{
+    env,
     io::{self, Write as _},
     process::ExitCode,
 };
 
 use anyhow::Context as _;
-use clap::{CommandFactory as _, Parser as _};
 use tokio::sync::mpsc;
 
 use self::{
@@ -50,30 +53,30 @@ use self::{
 };
 
 fn main() -> ExitCode {
-    let cli = Cli::parse();
-    let failure = match cli.command {
-        Command::Check(_) => ExitCode::from(check::FAILURE),
-        _ => ExitCode::FAILURE,
+    let outcome = if complete::is_asked() {
+        print(&complete::candidates(env::args_os().collect())).map(|()| ExitCode::SUCCESS)
+    } else {
+        execute(cli::read(env::args_os()).unwrap_or_else(|usage| usage.exit()))
     };
-    execute(cli).unwrap_or_else(|error| {
-        tell(&mirror_client::in_words(error.as_ref()));
-        failure
+    outcome.unwrap_or_else(|error| {
+        // A failure to print cannot be reported.
+        let _ = writeln!(io::stderr(), "{}: {}", kind(&error), mirror_client::in_words(error.as_ref()));
+        ExitCode::FAILURE
     })
 }
 
+/// Where an error comes from, in kubectl's words.
+fn kind(error: &anyhow::Error) -> String {
+    match error.chain().find_map(|cause| cause.downcast_ref()) {
+        Some(kube::Error::Api(status)) => format!("Error from server ({})", status.reason),
+        _ => "error".to_owned(),
+    }
+}
+
 fn execute(cli: Cli) -> anyhow::Result<ExitCode> {
-    match cli.command {
-        Command::Completion { shell } => {
-            let mut script = Vec::new();
-            clap_complete::generate(shell, &mut Cli::command(), "kubectl-mirror", &mut script);
-            print(&String::from_utf8_lossy(&script))?;
-            return Ok(ExitCode::SUCCESS);
-        }
-        Command::Man { directory } => {
-            man::write(&directory)?;
-            return Ok(ExitCode::SUCCESS);
-        }
-        _ => {}
+    if let Command::Man { directory } = cli.command {
+        man::write(&directory)?;
+        return Ok(ExitCode::SUCCESS);
     }
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
@@ -90,7 +93,7 @@ fn execute(cli: Cli) -> anyhow::Result<ExitCode> {
             Command::Coverage(args) => coverage::coverage(args, &cluster).await?,
             Command::Top(args) => top::top(args, &cluster).await?,
             Command::Check(args) => return check::check(args, &cluster).await,
-            Command::Completion { .. } | Command::Man { .. } => {}
+            Command::Man { .. } => {}
         }
         Ok(ExitCode::SUCCESS)
     });

@@ -2,19 +2,21 @@
 //!
 //! The name of the Mirror is derived from the workload, so that the second call finds the Mirror of the first one.
 
-use anyhow::{Context as _, bail};
+use anyhow::bail;
 use kube::{
     Api, ResourceExt as _,
-    api::{DeleteParams, Patch, PatchParams},
+    api::{DeleteParams, Patch, PatchParams, Preconditions},
 };
-use mirror_api::{Direction, Limits, MAX_NAME, Mirror, MirrorSpec, TargetRef};
+use mirror_api::{MAX_NAME, Mirror, MirrorSpec, TargetRef};
 use sha2::{Digest as _, Sha256};
 
 use crate::{
-    cli::{self, OffArgs, OnArgs},
+    cli::{Change, DryRun, OffArgs, OnArgs, Output},
     cluster::Cluster,
-    tell,
-    workload::{Kind, Workload},
+    print,
+    resource::Resource,
+    screen::object,
+    workload::Workload,
 };
 
 /// The field manager of server-side apply, and the value of [`LABEL`].
@@ -24,64 +26,67 @@ const LABEL: &str = "app.kubernetes.io/managed-by";
 
 /// Creates or changes the Mirror.
 pub(crate) async fn on(args: OnArgs, cluster: &Cluster) -> anyhow::Result<()> {
-    let name = match (&args.name, &args.which.workload) {
-        (Some(name), _) => name.clone(),
-        (None, Some(workload)) => name_of(workload),
-        (None, None) => bail!("--name is required with labels (-l)"),
+    let (name, workload) = args.named()?;
+    let settings = args.settings()?;
+    let OnArgs { which, target, direction, change, .. } = args;
+    let labels = match workload {
+        Some(workload) => workload.resolve(cluster).await?,
+        None => which.selector.map(|labels| labels.0).unwrap_or_default(),
     };
-    if let Some(Workload { kind: Kind::Pod, name: pod }) = &args.which.workload {
-        bail!(
-            "a Mirror selects pods by labels, not by name: use `kubectl annotate pod {pod} \
-             podmirror.io/mirror=true`, or -l with labels of that pod, and --name"
-        );
-    }
-    let selection = args.which.resolve(cluster).await?;
     let spec = MirrorSpec {
-        pod_selector: selection.labels,
-        direction: args.direction.map(|direction| match direction {
-            cli::Direction::Both => Direction::Both,
-            cli::Direction::Ingress => Direction::Ingress,
-            cli::Direction::Egress => Direction::Egress,
-        }),
-        filter: args.filter,
-        sample: args.sample,
-        rate: args.rate,
-        snaplen: args.snaplen.map(u32::cast_signed),
-        limits: args.duration.map(|time| Limits { duration: Some(time.text), ..Limits::default() }),
-        target_ref: args.target.map(|name| TargetRef { name }),
+        pod_selector: labels,
+        direction,
+        settings,
+        target_ref: target.map(|name| TargetRef { name }),
         ..MirrorSpec::default()
     };
     let mut mirror = Mirror::new(&name, spec);
+    mirror.metadata.namespace = Some(cluster.namespace.clone());
     mirror.metadata.labels = Some([(LABEL.to_owned(), MANAGER.to_owned())].into());
     let api = mirrors(cluster);
-    let namespace = &cluster.namespace;
-    if let Some(there) = api.get_opt(&name).await.context("cannot read the Mirrors")? {
-        refuse_others(&there, namespace)?;
+    let before = api.get_opt(&name).await?;
+    if let Some(before) = &before {
+        refuse_others(before)?;
     }
-    let params = PatchParams::apply(MANAGER);
-    let applied = api.patch(&name, &params, &Patch::Apply(&mirror)).await;
-    applied.with_context(|| format!("cannot create or update the Mirror {name} in namespace {namespace}"))?;
-    tell(&format!(
-        "the Mirror {namespace}/{name} is created or updated; `kubectl mirror status` shows its status"
-    ));
-    Ok(())
+    if change.dry_run != DryRun::Client {
+        let params = PatchParams { dry_run: change.dry_run == DryRun::Server, ..PatchParams::apply(MANAGER) };
+        mirror = api.patch(&name, &params, &Patch::Apply(&mirror)).await?;
+    }
+    let done = match before {
+        None => "created",
+        Some(before) if before.spec == mirror.spec => "unchanged",
+        Some(_) => "configured",
+    };
+    say(mirror, done, &change)
 }
 
 /// Deletes the Mirror.
 pub(crate) async fn off(args: OffArgs, cluster: &Cluster) -> anyhow::Result<()> {
-    let name = match (args.name, &args.workload) {
-        (Some(name), _) => name,
-        (None, Some(workload)) => name_of(workload),
-        (None, None) => bail!("name a workload, or a Mirror with --name"),
+    let (api, name) = (mirrors(cluster), args.named()?);
+    let mirror = api.get(&name).await?;
+    refuse_others(&mirror)?;
+    if args.change.dry_run != DryRun::Client {
+        let preconditions = Some(Preconditions { uid: mirror.uid(), resource_version: None });
+        let dry_run = args.change.dry_run == DryRun::Server;
+        api.delete(&name, &DeleteParams { dry_run, preconditions, ..DeleteParams::default() }).await?;
+    }
+    say(mirror, "deleted", &args.change)
+}
+
+/// Prints what was done, as kubectl does.
+fn say(mut mirror: Mirror, done: &str, Change { dry_run, output }: &Change) -> anyhow::Result<()> {
+    mirror.metadata.managed_fields = None;
+    let resource = Resource::from(&mirror).resource();
+    let dry_run = match dry_run {
+        DryRun::None => "",
+        DryRun::Client => " (dry run)",
+        DryRun::Server => " (server dry run)",
     };
-    let (api, namespace) = (mirrors(cluster), &cluster.namespace);
-    let there = api.get_opt(&name).await.context("cannot read the Mirrors")?;
-    let there = there.with_context(|| format!("Mirror {name} not found in namespace {namespace}"))?;
-    refuse_others(&there, namespace)?;
-    let deleted = api.delete(&name, &DeleteParams::default()).await;
-    deleted.with_context(|| format!("cannot delete the Mirror {name} in namespace {namespace}"))?;
-    tell(&format!("the Mirror {namespace}/{name} is deleted"));
-    Ok(())
+    print(&match output {
+        None => format!("{resource} {done}{dry_run}\n"),
+        Some(Output::Name) => format!("{resource}\n"),
+        Some(output) => object(&mirror, *output)?,
+    })
 }
 
 fn mirrors(cluster: &Cluster) -> Api<Mirror> {
@@ -89,11 +94,11 @@ fn mirrors(cluster: &Cluster) -> Api<Mirror> {
 }
 
 /// Refuses a Mirror that was not created by `on`.
-fn refuse_others(mirror: &Mirror, namespace: &str) -> anyhow::Result<()> {
+fn refuse_others(mirror: &Mirror) -> anyhow::Result<()> {
     if mirror.labels().get(LABEL).is_some_and(|manager| manager == MANAGER) {
         return Ok(());
     }
-    let name = mirror.name_any();
+    let (namespace, name) = (mirror.namespace().unwrap_or_default(), mirror.name_any());
     bail!(
         "`kubectl mirror on` has not made the Mirror {namespace}/{name}, so it is left alone; `kubectl -n {namespace} \
          delete mirror {name}` deletes it, and --name chooses another name"
@@ -101,7 +106,7 @@ fn refuse_others(mirror: &Mirror, namespace: &str) -> anyhow::Result<()> {
 }
 
 /// The name of the Mirror of a workload. A name that is too long or contains a dot gets a hash as its suffix.
-fn name_of(workload: &Workload) -> String {
+pub(crate) fn name_of(workload: &Workload) -> String {
     let name = workload.to_string().replace('/', "-");
     if name.len() <= MAX_NAME && !name.contains('.') {
         return name;
@@ -119,12 +124,16 @@ mod tests {
     use mirror_core::model::Name;
     use proptest::prelude::*;
 
-    use super::*;
+    use crate::workload::parse;
+
+    fn name_of(text: &str) -> String {
+        super::name_of(&parse(&[text.to_owned()]).unwrap()[0])
+    }
 
     #[test]
     fn the_name_of_a_mirror_tells_its_workload() {
-        assert_eq!(name_of(&"deployment/checkout".parse().unwrap()), "deploy-checkout");
-        let [dot, dash] = ["svc/a.b", "svc/a-b"].map(|text| name_of(&text.parse().unwrap()));
+        assert_eq!(name_of("deployment/checkout"), "deploy-checkout");
+        let [dot, dash] = ["svc/a.b", "svc/a-b"].map(name_of);
         assert!(dot.starts_with("svc-a-b-") && dash == "svc-a-b", "{dot} {dash}");
     }
 
@@ -135,8 +144,8 @@ mod tests {
             name in "[a-z0-9]([-a-z0-9.]{0,100}[a-z0-9])?",
             other in "[a-z0-9]([-a-z0-9.]{0,100}[a-z0-9])?",
         ) {
-            let [one, two] = [&name, &other].map(|name| name_of(&format!("{kind}/{name}").parse().unwrap()));
-            prop_assert!(Name::of_resource(&one).is_ok(), "{one}");
+            let [one, two] = [&name, &other].map(|name| name_of(&format!("{kind}/{name}")));
+            prop_assert!(one.parse::<Name>().is_ok(), "{one}");
             prop_assert_eq!(one == two, name == other);
         }
     }

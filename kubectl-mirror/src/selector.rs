@@ -16,47 +16,40 @@ pub(crate) struct Labels(pub(crate) LabelSelector);
 /// A message for the user.
 pub(crate) fn parse(text: &str) -> Result<Labels, String> {
     let (mut labels, mut expressions) = (BTreeMap::new(), Vec::new());
-    for part in parts(text).into_iter().filter(|_| !text.is_empty()) {
-        let part = part.trim();
+    for part in parts(text).into_iter().map(str::trim).filter(|_| !text.is_empty()) {
         let bad = || {
             format!("{part:?} is not a selector: use app=web, app!=web, 'app in (web, api)', app or '!app'")
         };
-        let mut require = |key: &str, operator: &str, values: Option<Vec<String>>| {
-            let is_plain = |word: &str| !word.is_empty() && !word.contains(|c: char| " \t()=!,".contains(c));
-            if !is_plain(key) || values.iter().flatten().any(|value| !value.is_empty() && !is_plain(value)) {
-                return Err(bad());
-            }
-            expressions.push(LabelSelectorRequirement {
-                key: key.to_owned(),
-                operator: operator.to_owned(),
-                values,
-            });
-            Ok(())
-        };
         let set = |values: &str| {
-            let values = values.trim().strip_prefix('(')?.strip_suffix(')')?;
-            Some(values.split(',').map(|value| value.trim().to_owned()).collect::<Vec<_>>())
+            let values = values.trim().strip_prefix('(').and_then(|values| values.strip_suffix(')'));
+            Ok::<_, String>(values.ok_or_else(bad)?.split(',').map(|value| value.trim().to_owned()).collect())
         };
-        if let Some(key) = part.strip_prefix('!') {
-            require(key.trim(), "DoesNotExist", None)?;
+        let one = |value: &str| vec![value.trim().to_owned()];
+        let (key, operator, values) = if let Some(key) = part.strip_prefix('!') {
+            (key, "DoesNotExist", None)
         } else if let Some((key, value)) = part.split_once("!=") {
-            require(key.trim(), "NotIn", Some(vec![value.trim().to_owned()]))?;
+            (key, "NotIn", Some(one(value)))
         } else if let Some((key, value)) = part.split_once("==").or_else(|| part.split_once('=')) {
-            // It is validated like the others.
-            require(key.trim(), "In", Some(vec![value.trim().to_owned()]))?;
-            expressions.pop();
-            if labels
-                .insert(key.trim().to_owned(), value.trim().to_owned())
-                .is_some_and(|old| old != value.trim())
-            {
-                return Err(format!("{text:?}: the label {} has two values", key.trim()));
-            }
+            (key, "=", Some(one(value)))
         } else if let Some((key, values)) = part.split_once(" notin ") {
-            require(key.trim(), "NotIn", Some(set(values).ok_or_else(bad)?))?;
+            (key, "NotIn", Some(set(values)?))
         } else if let Some((key, values)) = part.split_once(" in ") {
-            require(key.trim(), "In", Some(set(values).ok_or_else(bad)?))?;
+            (key, "In", Some(set(values)?))
         } else {
-            require(part, "Exists", None)?;
+            (part, "Exists", None)
+        };
+        let is_plain = |word: &str| !word.contains(|c: char| " \t()=!,".contains(c));
+        let key = key.trim().to_owned();
+        if key.is_empty() || !is_plain(&key) || values.iter().flatten().any(|value| !is_plain(value)) {
+            return Err(bad());
+        }
+        if operator != "=" {
+            expressions.push(LabelSelectorRequirement { key, operator: operator.to_owned(), values });
+            continue;
+        }
+        let value = values.unwrap_or_default().concat();
+        if labels.insert(key.clone(), value.clone()).is_some_and(|old| old != value) {
+            return Err(format!("{text:?}: the label {key} has two values"));
         }
     }
     Ok(Labels(LabelSelector {

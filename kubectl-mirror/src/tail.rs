@@ -55,7 +55,6 @@ use crate::{
     cli::TailArgs,
     cluster::Cluster,
     stop_signals, tell,
-    workload::{Kind, Selection, Workload},
 };
 
 /// How long packets wait for those of other nodes, and the size of the waiting ones.
@@ -78,18 +77,13 @@ const PROGRESS: Duration = Duration::from_secs(1);
 pub(crate) async fn tail(args: TailArgs, cluster: &Cluster) -> anyhow::Result<ExitCode> {
     let is_stdout = args.write == Path::new("-");
     if is_stdout && io::stdout().is_terminal() {
-        bail!("packets are not for a terminal: use -w FILE, or a pipe, as in `... | wireshark -k -i -`");
+        bail!("packets are not for a terminal: use --write FILE, or a pipe, as in `... | wireshark -k -i -`");
     }
     // First, so that from here on Ctrl-C leads to an orderly end.
     let mut stop = stop_signals()?;
     let prepared = async {
-        let selection = match &args.which.workload {
-            // Recorders know deleted pods by name.
-            Some(Workload { kind: Kind::Pod, name }) if args.no_follow => {
-                Selection { pod: Some(name.clone()), ..Selection::default() }
-            }
-            _ => args.which.resolve(cluster).await?,
-        };
+        // Recorders know deleted pods by name.
+        let selection = args.which.resolve(cluster, !args.no_follow).await?;
         let nodes = if args.no_follow { of_all(cluster).await? } else { BTreeMap::new() };
         if args.no_follow && nodes.is_empty() {
             bail!(missing(&cluster.agents));
@@ -107,7 +101,7 @@ pub(crate) async fn tail(args: TailArgs, cluster: &Cluster) -> anyhow::Result<Ex
     let request = Request::make(&args, &selection, cluster).await?;
     let mut tail = Tail::new(&args, cluster, &request, sink);
     nodes.into_keys().for_each(|node| tail.connect(node));
-    let end = Instant::now() + args.duration.time;
+    let end = Instant::now() + args.duration;
     let outcome = tokio::select! {
         outcome = tail.run(pods) => outcome,
         _ = stop.recv() => Ok(()),

@@ -14,7 +14,6 @@ use crate::{
     cli::TopArgs,
     cluster::Cluster,
     nodes::{self, Answer, Unanswered},
-    print,
     screen::Screen,
 };
 
@@ -31,7 +30,7 @@ pub(crate) async fn top(args: TopArgs, cluster: &Cluster) -> anyhow::Result<()> 
 
 async fn show(args: &TopArgs, cluster: &Cluster) -> anyhow::Result<()> {
     let (begun, scope) = (Instant::now(), cluster.scope(args.all_namespaces));
-    let mut screen = Screen::new("\n");
+    let mut screen = Screen::new("\n", args.watch);
     let mut then = None::<BTreeMap<String, Look>>;
     let mut told = Vec::new();
     loop {
@@ -40,15 +39,15 @@ async fn show(args: &TopArgs, cluster: &Cluster) -> anyhow::Result<()> {
         let (now, unanswered) = looks(answers, begun, scope);
         if let Some(then) = &then {
             let table = rates::table(&rates::rows(then, &now), args.rows);
-            if args.once { print(&table) } else { screen.show(&table) }?;
+            screen.show(&table, scope)?;
         }
-        // Earlier messages are still visible if the screen is not cleared.
-        let news = if screen.is_cleared() || unanswered != told { unanswered.as_slice() } else { &[] };
+        // Earlier messages are still visible if the screen is not drawn over.
+        let news = if screen.is_redrawn || unanswered != told { unanswered.as_slice() } else { &[] };
         let outcome = nodes::tell_unanswered(news, asked);
-        if args.once || then.is_none() {
+        if !args.watch || then.is_none() {
             outcome?;
         }
-        if args.once && then.is_some() {
+        if !args.watch && then.is_some() {
             return Ok(());
         }
         told = unanswered;

@@ -1,75 +1,92 @@
-//! Workloads: parses the argument, and finds the pods that the cluster selects for it.
+//! Workloads: parses the words that name pods, and finds the pods that the cluster selects for them.
 //!
 //! A workload is resolved to its selector and not to its pods, so later pods are included. Used by all commands with a
 //! workload.
 
-use std::{fmt, str::FromStr};
+use std::fmt;
 
 use anyhow::{Context as _, bail};
-use k8s_openapi::{
-    api::{
-        apps::v1::{DaemonSet, Deployment, ReplicaSet, StatefulSet},
-        batch::v1::Job,
-        core::v1::{Pod, Service},
-    },
-    apimachinery::pkg::apis::meta::v1::LabelSelector,
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
+use kube::{
+    Api,
+    api::DynamicObject,
+    core::{ApiResource, GroupVersionKind},
 };
-use kube::{Api, core::NamespaceResourceScope};
-use serde::de::DeserializeOwned;
+use serde_json::{Value, from_value};
 
 use crate::{cli::Which, cluster::Cluster};
 
-/// The kinds, each with its names.
-const KINDS: [(Kind, &[&str]); 7] = [
-    (Kind::Pod, &["pod", "pods", "po"]),
-    (Kind::Deployment, &["deploy", "deployment", "deployments"]),
-    (Kind::StatefulSet, &["sts", "statefulset", "statefulsets"]),
-    (Kind::DaemonSet, &["ds", "daemonset", "daemonsets"]),
-    (Kind::ReplicaSet, &["rs", "replicaset", "replicasets"]),
-    (Kind::Job, &["job", "jobs"]),
-    (Kind::Service, &["svc", "service", "services"]),
+/// Pods, and what selects them. The version of all is v1.
+pub(crate) const TYPES: [Type; 8] = [
+    Type { names: &["pod", "po", "pods"], group: "", kind: "Pod" },
+    Type { names: &["deploy", "deployment", "deployments"], group: "apps", kind: "Deployment" },
+    Type { names: &["sts", "statefulset", "statefulsets"], group: "apps", kind: "StatefulSet" },
+    Type { names: &["ds", "daemonset", "daemonsets"], group: "apps", kind: "DaemonSet" },
+    Type { names: &["rs", "replicaset", "replicasets"], group: "apps", kind: "ReplicaSet" },
+    Type {
+        names: &["rc", "replicationcontroller", "replicationcontrollers"],
+        group: "",
+        kind: "ReplicationController",
+    },
+    Type { names: &["job", "jobs"], group: "batch", kind: "Job" },
+    Type { names: &["svc", "service", "services"], group: "", kind: "Service" },
 ];
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Kind {
-    Pod,
-    Deployment,
-    StatefulSet,
-    DaemonSet,
-    ReplicaSet,
-    Job,
-    Service,
+/// A type of objects.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Type {
+    /// Its names, the plural last.
+    names: &'static [&'static str],
+    group: &'static str,
+    kind: &'static str,
+}
+
+impl Type {
+    /// The type of this name, with or without its group.
+    pub(crate) fn named(word: &str) -> Option<&'static Self> {
+        let word = word.to_lowercase();
+        let (name, group) = word.split_once('.').unwrap_or((&word, ""));
+        TYPES.iter().find(|of| of.names.contains(&name) && ["", of.group].contains(&group))
+    }
+
+    pub(crate) fn resource(&self) -> ApiResource {
+        let kind = GroupVersionKind::gvk(self.group, "v1", self.kind);
+        ApiResource::from_gvk_with_plural(&kind, self.names.last().unwrap_or(&""))
+    }
+}
+
+impl fmt::Display for Type {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.names.first().unwrap_or(&""))
+    }
 }
 
 /// A workload, as written by the user.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Workload {
-    pub(crate) kind: Kind,
+    type_: &'static Type,
     pub(crate) name: String,
 }
 
 impl fmt::Display for Workload {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let word = KINDS.iter().find(|(kind, _)| *kind == self.kind).and_then(|(_, words)| words.first());
-        write!(f, "{}/{}", word.unwrap_or(&"pod"), self.name)
+        write!(f, "{}/{}", self.type_, self.name)
     }
 }
 
-impl FromStr for Workload {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let (word, name) = text.split_once('/').unwrap_or(("pod", text));
-        let kind = KINDS.iter().find(|(_, words)| words.contains(&word.to_lowercase().as_str()));
-        let is_name = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || "-.".contains(c);
-        match kind {
-            Some((kind, _)) if !name.is_empty() && name.chars().all(is_name) => {
-                Ok(Self { kind: *kind, name: name.to_owned() })
-            }
-            Some(_) => Err(format!("invalid name {name:?} of a Kubernetes object")),
-            None => Err(format!(
-                "unsupported kind {word:?}: use pod, deploy, sts, ds, rs, job or svc, for example deploy/web"
-            )),
+/// Parses `TYPE/NAME …` or `TYPE NAME …`. A name alone is that of a pod.
+///
+/// # Errors
+///
+/// A message for the user.
+pub(crate) fn parse(words: &[String]) -> Result<Vec<Workload>, String> {
+    match words {
+        [type_, names @ ..] if !names.is_empty() && !type_.contains('/') => {
+            names.iter().map(|name| Workload::new(type_, name)).collect()
+        }
+        _ => {
+            let pairs = words.iter().map(|word| word.split_once('/').unwrap_or(("pod", word)));
+            pairs.map(|(type_, name)| Workload::new(type_, name)).collect()
         }
     }
 }
@@ -79,108 +96,76 @@ impl FromStr for Workload {
 pub(crate) struct Selection {
     /// Pods with these labels.
     pub(crate) labels: LabelSelector,
-    /// Of these pods, the one with this name.
-    pub(crate) pod: Option<String>,
+    /// Of these pods, those with these names.
+    pub(crate) pods: Option<Vec<String>>,
 }
 
 impl Which {
-    /// Resolves the workload. It must exist.
-    pub(crate) async fn resolve(&self, cluster: &Cluster) -> anyhow::Result<Selection> {
-        match (&self.workload, &self.selector) {
-            (Some(workload), _) => workload.resolve(cluster).await,
-            (None, Some(labels)) => Ok(Selection { labels: labels.0.clone(), pod: None }),
-            (None, None) => bail!("name a workload, or labels with -l"),
+    /// Resolves the objects, which must exist; pods only if `pods_exist`.
+    pub(crate) async fn resolve(&self, cluster: &Cluster, pods_exist: bool) -> anyhow::Result<Selection> {
+        let labels = self.selector.clone().map(|labels| labels.0).unwrap_or_default();
+        let mut selection = Selection { labels, pods: None };
+        for workload in self.workloads()? {
+            if pods_exist || !workload.is_pod() {
+                selection.labels = workload.resolve(cluster).await?;
+            }
+            if workload.is_pod() {
+                selection.pods.get_or_insert_default().push(workload.name);
+            }
         }
+        Ok(selection)
     }
 }
 
 impl Workload {
-    pub(crate) async fn resolve(&self, cluster: &Cluster) -> anyhow::Result<Selection> {
-        let labels = match self.kind {
-            Kind::Pod => {
-                let pod: Pod = self.get(cluster).await?;
-                if pod.spec.and_then(|spec| spec.host_network).unwrap_or(false) {
-                    bail!("{self} uses the network of its node (hostNetwork) and has no NIC");
-                }
-                return Ok(Selection { labels: LabelSelector::default(), pod: Some(self.name.clone()) });
+    fn new(type_: &str, name: &str) -> Result<Self, String> {
+        let is_name = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || "-.".contains(c);
+        match Type::named(type_) {
+            Some(type_) if !name.is_empty() && name.chars().all(is_name) => {
+                Ok(Self { type_, name: name.to_owned() })
             }
-            Kind::Deployment => self.get::<Deployment>(cluster).await?.selector(),
-            Kind::StatefulSet => self.get::<StatefulSet>(cluster).await?.selector(),
-            Kind::DaemonSet => self.get::<DaemonSet>(cluster).await?.selector(),
-            Kind::ReplicaSet => self.get::<ReplicaSet>(cluster).await?.selector(),
-            Kind::Job => self.get::<Job>(cluster).await?.selector(),
-            Kind::Service => self.get::<Service>(cluster).await?.selector(),
-        };
-        self.selecting(labels)
-    }
-
-    /// Returns a selection with this selector of the workload.
-    fn selecting(&self, labels: Option<LabelSelector>) -> anyhow::Result<Selection> {
-        // An empty selector would select all pods of the namespace.
-        let says = |labels: &LabelSelector| {
-            labels.match_labels.as_ref().is_some_and(|labels| !labels.is_empty())
-                || labels.match_expressions.as_ref().is_some_and(|rules| !rules.is_empty())
-        };
-        match labels.filter(says) {
-            Some(labels) => Ok(Selection { labels, pod: None }),
-            None => bail!("{self} selects no pods by labels; name the pods, or their labels with -l"),
+            Some(_) => Err(format!("invalid name {name:?} of a Kubernetes object")),
+            None => {
+                let types = TYPES.each_ref().map(Type::to_string).join(", ");
+                Err(format!("unsupported type {type_:?}: use one of {types}, for example deploy/web"))
+            }
         }
     }
 
-    async fn get<K>(&self, cluster: &Cluster) -> anyhow::Result<K>
-    where
-        K: kube::Resource<Scope = NamespaceResourceScope, DynamicType = ()>
-            + Clone
-            + DeserializeOwned
-            + fmt::Debug,
-    {
-        let api = Api::<K>::namespaced(cluster.client.clone(), &cluster.namespace);
-        let found = api.get_opt(&self.name).await;
-        let found =
-            found.with_context(|| format!("cannot read {self} in namespace {}", cluster.namespace))?;
-        found.with_context(|| format!("there is no {self} in namespace {}", cluster.namespace))
+    pub(crate) fn is_pod(&self) -> bool {
+        self.type_.kind == "Pod"
     }
-}
 
-/// An object that selects pods by their labels.
-trait Selects {
-    /// Its selector, if it has one.
-    fn selector(self) -> Option<LabelSelector>;
-}
-
-impl Selects for Deployment {
-    fn selector(self) -> Option<LabelSelector> {
-        Some(self.spec?.selector)
+    /// The labels of its pods; none for a pod.
+    pub(crate) async fn resolve(&self, cluster: &Cluster) -> anyhow::Result<LabelSelector> {
+        let Cluster { client, namespace, .. } = cluster;
+        let api = Api::<DynamicObject>::namespaced_with(client.clone(), namespace, &self.type_.resource());
+        self.selector(&api.get(&self.name).await?.data)
     }
-}
 
-impl Selects for StatefulSet {
-    fn selector(self) -> Option<LabelSelector> {
-        Some(self.spec?.selector)
-    }
-}
-
-impl Selects for DaemonSet {
-    fn selector(self) -> Option<LabelSelector> {
-        Some(self.spec?.selector)
-    }
-}
-
-impl Selects for ReplicaSet {
-    fn selector(self) -> Option<LabelSelector> {
-        Some(self.spec?.selector)
-    }
-}
-
-impl Selects for Job {
-    fn selector(self) -> Option<LabelSelector> {
-        self.spec?.selector
-    }
-}
-
-impl Selects for Service {
-    fn selector(self) -> Option<LabelSelector> {
-        Some(LabelSelector { match_labels: Some(self.spec?.selector?), ..LabelSelector::default() })
+    /// The same, of the object as returned by the API server.
+    fn selector(&self, object: &Value) -> anyhow::Result<LabelSelector> {
+        let spec = &object["spec"];
+        if self.is_pod() {
+            return match spec["hostNetwork"] == true {
+                true => bail!("{self} uses the network of its node (hostNetwork) and has no NIC"),
+                false => Ok(LabelSelector::default()),
+            };
+        }
+        let selector = spec["selector"].clone();
+        let selector = match self.type_.group {
+            // The core API has maps of labels.
+            "" => from_value(selector)
+                .map(|labels| LabelSelector { match_labels: labels, ..LabelSelector::default() }),
+            _ => from_value::<Option<_>>(selector).map(Option::unwrap_or_default),
+        };
+        let selector = selector.with_context(|| format!("the selector of {self}"))?;
+        // An empty selector would select all pods of the namespace.
+        let has_labels = selector.match_labels.as_ref().is_some_and(|labels| !labels.is_empty());
+        match has_labels || selector.match_expressions.as_ref().is_some_and(|rules| !rules.is_empty()) {
+            true => Ok(selector),
+            false => bail!("{self} selects no pods by labels; name the pods, or their labels with -l"),
+        }
     }
 }
 
@@ -189,71 +174,65 @@ mod tests {
     #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
     use kube::core::Selector;
-    use serde_json::{Value, from_value, json};
+    use serde_json::json;
 
     use super::*;
 
-    /// The labels by which a workload selects pods, in kubectl's format. `object` is as returned by the API server.
-    fn selected<K: Selects + DeserializeOwned>(workload: &str, object: Value) -> Result<String, String> {
-        let selector = from_value::<K>(object).unwrap().selector();
-        let workload: Workload = workload.parse().unwrap();
-        let Selection { labels, pod } = workload.selecting(selector).map_err(|error| error.to_string())?;
-        assert_eq!(pod, None);
-        Ok(Selector::try_from(labels).unwrap().to_string())
+    fn parsed(words: &str) -> Result<Vec<String>, String> {
+        let words: Vec<_> = words.split(' ').map(str::to_owned).collect();
+        parse(&words).map(|workloads| workloads.iter().map(Workload::to_string).collect())
+    }
+
+    /// The labels by which a workload with this `spec` selects pods, in kubectl's format.
+    fn selected(workload: &str, spec: Value) -> Result<String, String> {
+        let workload = parse(&[workload.to_owned()]).unwrap().remove(0);
+        let selector = workload.selector(&json!({ "spec": spec })).map_err(|error| error.to_string())?;
+        Ok(Selector::try_from(selector).unwrap().to_string())
     }
 
     #[test]
     fn a_workload_stands_for_its_selector() {
-        let object = |kind: &str, api: &str, spec: Value| {
-            let labels = json!({ "of-the-object": "itself" });
-            let metadata = json!({ "name": "web", "namespace": "shop", "uid": "7", "labels": labels });
-            json!({ "apiVersion": api, "kind": kind, "metadata": metadata, "spec": spec })
-        };
-        let template = json!({
-            "metadata": { "labels": { "app": "web", "of-the-template": "too" } },
-            "spec": { "containers": [{ "name": "main", "image": "web" }] },
-        });
-        let by_app = json!({ "selector": { "matchLabels": { "app": "web" } }, "template": template });
-        let apps = |kind: &str| object(kind, "apps/v1", by_app.clone());
-        assert_eq!(selected::<DaemonSet>("ds/web", apps("DaemonSet")).unwrap(), "app=web");
-        assert_eq!(selected::<Deployment>("deploy/web", apps("Deployment")).unwrap(), "app=web");
-        assert_eq!(selected::<ReplicaSet>("rs/web", apps("ReplicaSet")).unwrap(), "app=web");
-        let mut set = by_app.clone();
-        set["serviceName"] = "web".into();
+        let by_app = || json!({ "selector": { "matchLabels": { "app": "web" } }, "replicas": 1 });
+        for workload in ["deploy/web", "ds/web", "rs/web"] {
+            assert_eq!(selected(workload, by_app()).unwrap(), "app=web");
+        }
+        let mut set = by_app();
         set["selector"]["matchExpressions"] = json!([{ "key": "tier", "operator": "Exists" }]);
-        let set = selected::<StatefulSet>("sts/web", object("StatefulSet", "apps/v1", set));
-        assert_eq!(set.unwrap(), "app=web,tier");
+        assert_eq!(selected("sts/web", set).unwrap(), "app=web,tier");
         // The API server generates the selector of a Job.
-        let uid = json!({ "matchLabels": { "batch.kubernetes.io/controller-uid": "7" } });
-        let job = object("Job", "batch/v1", json!({ "selector": uid, "template": template }));
-        assert_eq!(selected::<Job>("job/web", job).unwrap(), "batch.kubernetes.io/controller-uid=7");
-        let service = |spec: Value| selected::<Service>("svc/web", object("Service", "v1", spec));
-        let ports = json!([{ "port": 80, "targetPort": 8080 }]);
-        assert_eq!(service(json!({ "selector": { "app": "web" }, "ports": ports })).unwrap(), "app=web");
+        let uid = json!({ "selector": { "matchLabels": { "batch.kubernetes.io/controller-uid": "7" } } });
+        assert_eq!(selected("job/web", uid).unwrap(), "batch.kubernetes.io/controller-uid=7");
+        for workload in ["svc/web", "rc/web"] {
+            assert_eq!(selected(workload, json!({ "selector": { "app": "web" } })).unwrap(), "app=web");
+        }
         // A Service whose endpoints are managed by others, and one that is an alias for another host.
-        for spec in
-            [json!({ "ports": ports }), json!({ "type": "ExternalName", "externalName": "example.org" })]
-        {
-            let why = service(spec).unwrap_err();
+        for spec in [json!({ "ports": [] }), json!({ "type": "ExternalName" }), json!({ "selector": {} })] {
+            let why = selected("svc/web", spec).unwrap_err();
             assert!(why.contains("svc/web selects no pods"), "{why}");
         }
-        assert!(selected::<Service>("svc/web", object("Service", "v1", json!({ "selector": {} }))).is_err());
+        assert_eq!(selected("web", json!({})).unwrap(), "");
+        assert!(selected("web", json!({ "hostNetwork": true })).unwrap_err().contains("has no NIC"));
     }
 
     #[test]
-    fn a_workload_has_a_kind_and_a_name() {
-        for (text, shown) in [
-            ("web", "pod/web"),
-            ("po/web-0", "pod/web-0"),
-            ("deployment/web", "deploy/web"),
-            ("Deployment/web", "deploy/web"),
-            ("svc/web.x", "svc/web.x"),
-            ("job/web", "job/web"),
+    fn a_workload_has_a_type_and_a_name() {
+        for (words, shown) in [
+            ("web", &["pod/web"][..]),
+            ("po/web-0", &["pod/web-0"]),
+            ("deployment/web", &["deploy/web"]),
+            ("Deployment web", &["deploy/web"]),
+            ("deployment.apps/web", &["deploy/web"]),
+            ("svc/web.x", &["svc/web.x"]),
+            ("job/web", &["job/web"]),
+            ("pods web db", &["pod/web", "pod/db"]),
+            ("pod/web pod/db", &["pod/web", "pod/db"]),
         ] {
-            assert_eq!(text.parse::<Workload>().unwrap().to_string(), shown);
+            assert_eq!(parsed(words).unwrap(), shown);
         }
-        for text in ["", "pod/", "web/eth0", "deploy/We", "deploy/a/b", "cronjob/web"] {
-            text.parse::<Workload>().unwrap_err();
+        for words in
+            ["", "pod/", "web/eth0", "deploy/We", "deploy/a/b", "cronjob/web", "web db", "deploy deploy/web"]
+        {
+            parsed(words).unwrap_err();
         }
     }
 }

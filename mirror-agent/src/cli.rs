@@ -1,5 +1,6 @@
 //! The command line: what was typed, and nothing that needs more than its own words to be checked.
 
+mod boolean;
 mod capture;
 mod controller;
 mod settings;
@@ -11,7 +12,7 @@ use std::{collections::BTreeMap, net::SocketAddr, path::PathBuf};
 use anyhow::bail;
 
 use clap::{
-    ArgAction, Args, Parser, Subcommand, ValueEnum,
+    Args, Parser, Subcommand, ValueEnum,
     builder::{NonEmptyStringValueParser, PossibleValue, PossibleValuesParser, TypedValueParser},
 };
 use mirror_core::{
@@ -19,7 +20,7 @@ use mirror_core::{
     targets::objection,
 };
 
-use self::capture::pod;
+use self::{boolean::Boolean as _, capture::pod};
 pub use self::{
     capture::{CaptureArgs, Keep, RecorderArgs, SubjectArgs, TailArgs},
     controller::ControllerArgs,
@@ -39,10 +40,10 @@ pub struct Cli {
     #[command(subcommand)]
     pub command: Command,
     /// Format of the log lines on standard error.
-    #[arg(long, env = "MIRROR_LOG_FORMAT", global = true, value_enum, default_value = "text")]
+    #[arg(long, env = "PODMIRROR_LOG_FORMAT", global = true, value_enum, default_value = "text")]
     pub log_format: LogFormat,
     /// Log level, or filters, for example "info,mirror_agent=debug".
-    #[arg(long, env = "MIRROR_LOG", global = true, default_value = "info", value_parser = log_filter)]
+    #[arg(long, env = "PODMIRROR_LOG", global = true, default_value = "info", value_parser = log_filter)]
     pub log: String,
 }
 
@@ -65,6 +66,8 @@ pub enum Command {
     Controller(ControllerArgs),
     /// Show taps, sessions and counters; works with or without a running agent.
     Status(StatusArgs),
+    /// Ask a running agent or controller whether it is ready: exit code 0 if it is, otherwise 1 with the reason.
+    Ready(ReadyArgs),
     /// Detach and unpin everything of podmirror; delete the mirror interface if podmirror created it.
     Cleanup(CleanupArgs),
     /// Work with filters.
@@ -88,7 +91,7 @@ pub const DEFAULT_STREAM_LISTEN: &str = "127.0.0.1:10707";
 #[derive(Debug, Clone, Args)]
 pub struct StateArgs {
     /// Directory in a BPF file system; maps and links are pinned in `podmirror/` below it.
-    #[arg(long, env = "MIRROR_BPFFS", value_name = "DIR", default_value = "/sys/fs/bpf")]
+    #[arg(long, env = "PODMIRROR_BPFFS", value_name = "DIR", default_value = "/sys/fs/bpf")]
     pub bpffs: PathBuf,
 }
 
@@ -96,34 +99,33 @@ pub struct StateArgs {
 #[derive(Debug, Clone, Args)]
 pub struct MirrorArgs {
     /// Mirror interface. The agent creates a dummy device if no device has this name.
-    #[arg(long, env = "MIRROR_IFACE", value_name = "NAME", default_value = "mirror0", value_parser = device_name)]
+    #[arg(long, env = "PODMIRROR_MIRROR_IFACE", value_name = "NAME", default_value = "mirror0", value_parser = device_name)]
     pub mirror_iface: String,
     /// Additional target, with the destination of its copies: a device, which is created if it does not exist
     /// (ids=ids0), a pod of the node (ids=pod:NAMESPACE/NAME or ids=pod:NAMESPACE/LABEL=VALUE), a tunnel, for
     /// example ids=vxlan:ADDRESS:PORT/vni=N (docs/targets.md lists all kinds and options), or a stream
     /// (live=stream), which `mirror-agent tail --target` reads. Can be repeated.
-    #[arg(long = "target", env = "MIRROR_TARGETS", value_name = "NAME=DESTINATION", value_delimiter = ',', value_parser = parse_target)]
+    #[arg(long = "define-target", env = "PODMIRROR_DEFINE_TARGET", value_name = "NAME=DESTINATION", value_delimiter = ',', value_parser = parse_target)]
     pub targets: Vec<(TargetName, Destination)>,
-    /// Target of the mirrors that name none: one of --target, or `default`, the device of --mirror-iface.
-    #[arg(long, env = "MIRROR_TARGET", value_name = "NAME", default_value = "default", value_parser = target_name)]
-    pub mirror_target: TargetName,
+    /// Target of the annotations and flags that name none: one of --define-target, or `default`, the device of
+    /// --mirror-iface.
+    #[arg(long, env = "PODMIRROR_TARGET", value_name = "NAME", default_value = "default", value_parser = target_name)]
+    pub target: TargetName,
     /// MTU of the mirror interface in bytes [default: 65535 for a device that the agent creates; an existing
     /// device keeps its MTU].
-    #[arg(long, env = "MIRROR_IFACE_MTU", value_name = "N", value_parser = clap::value_parser!(u32).range(68..=65535))]
+    #[arg(long, env = "PODMIRROR_MIRROR_IFACE_MTU", value_name = "N", value_parser = clap::value_parser!(u32).range(68..=65535))]
     pub mirror_iface_mtu: Option<u32>,
-    /// Offloads of the mirror interface. off: the kernel segments super-frames and fills in checksums, in the
-    /// copies only.
-    #[arg(long, env = "MIRROR_OFFLOADS", value_enum, default_value = "on")]
-    pub mirror_offloads: Switch,
+    /// Offloads of the mirror interface. If false, the kernel segments super-frames and fills in checksums, in
+    /// the copies only.
+    #[arg(long, env = "PODMIRROR_MIRROR_OFFLOADS", boolean(true))]
+    pub mirror_offloads: bool,
     /// Copy to a mirror interface only while a program reads it through a packet socket, for example tcpdump
     /// or an IDS. Applies to mirror interfaces that the agent created.
-    #[arg(
-        long, env = "MIRROR_WHEN_READ", value_name = "BOOL", action = ArgAction::Set,
-        num_args = 0..=1, require_equals = true, default_value_t = false, default_missing_value = "true"
-    )]
+    #[arg(long, env = "PODMIRROR_WHEN_READ", boolean(false))]
     pub when_read: bool,
-    /// How the tap programs are attached.
-    #[arg(long, env = "MIRROR_ATTACH", value_enum, default_value = "auto", hide = true)]
+    /// How the tap programs are attached: tcx as TCX links, which need Linux 6.6; clsact as filters of the clsact
+    /// qdisc; auto with TCX where the kernel has it, otherwise with clsact.
+    #[arg(long, env = "PODMIRROR_ATTACH", value_enum, default_value = "auto")]
     pub attach: AttachMode,
 }
 
@@ -132,27 +134,26 @@ impl MirrorArgs {
     ///
     /// # Errors
     ///
-    /// Where a name or a destination is given twice, there are too many, or `--mirror-target` is none of them.
+    /// Where a name or a destination is given twice, there are too many, or `--target` is none of them.
     pub fn targets(&self) -> anyhow::Result<BTreeMap<TargetName, Destination>> {
         let default = Destination::Device(self.mirror_iface.clone());
         let mut targets = BTreeMap::from([(TargetName::default(), default)]);
         for (name, to) in &self.targets {
             if name.0.is_default() {
                 bail!(
-                    "--target {name}={to}: the target {name} is the device of --mirror-iface; use another name, and \
-                     --mirror-target for the mirrors that name no target"
+                    "--define-target {name}={to}: the target {name} is the device of --mirror-iface; use another \
+                     name, and --target for the mirrors that name no target"
                 );
             }
             if let Some(why) = objection(name, to, &targets) {
-                bail!("--target {name}={to}: {why}");
+                bail!("--define-target {name}={to}: {why}");
             }
             targets.insert(name.clone(), to.clone());
         }
-        let Self { mirror_target, .. } = self;
-        if !targets.contains_key(mirror_target) {
+        let Self { target, .. } = self;
+        if !targets.contains_key(target) {
             bail!(
-                "--mirror-target {mirror_target}: there is no such target; define it with \
-                 --target {mirror_target}=DESTINATION"
+                "--target {target}: there is no such target; define it with --define-target {target}=DESTINATION"
             );
         }
         Ok(targets)
@@ -164,53 +165,54 @@ impl MirrorArgs {
 pub struct RunArgs {
     /// File with Kubernetes Pod objects (YAML or JSON, or a List), as `kubectl get pod -o yaml` prints them;
     /// watched for changes [default: the pods of this node in the Kubernetes API].
-    #[arg(long, env = "MIRROR_PODS_FROM", value_name = "FILE")]
+    #[arg(long, env = "PODMIRROR_PODS_FROM", value_name = "FILE")]
     pub pods_from: Option<PathBuf>,
     /// Name of the node in Kubernetes, whose pods the agent follows. The API is located through KUBECONFIG,
     /// ~/.kube/config, or the service account of the agent's own pod.
     #[arg(long, env = "NODE_NAME", value_name = "NAME", required_unless_present = "pods_from", value_parser = NonEmptyStringValueParser::new())]
     pub node_name: Option<String>,
     /// DaemonSet of the agent's pod. When it is deleted, the agent removes everything from its node.
-    #[arg(long, env = "MIRROR_DAEMONSET", value_name = "NAME", requires_all = ["node_name", "namespace"])]
+    #[arg(long, env = "PODMIRROR_DAEMONSET", value_name = "NAME", requires_all = ["node_name", "namespace"])]
     pub daemonset: Option<String>,
     /// Namespace of that DaemonSet.
     #[arg(long, env = "POD_NAMESPACE", value_name = "NAME")]
     pub namespace: Option<String>,
     /// Namespaces whose pods are never mirrored, regardless of annotations, Mirrors and ClusterMirrors.
-    #[arg(long, env = "MIRROR_EXCLUDE_NAMESPACES", value_name = "NAME", value_delimiter = ',', value_parser = NonEmptyStringValueParser::new())]
+    #[arg(long, env = "PODMIRROR_EXCLUDE_NAMESPACES", value_name = "NAME", value_delimiter = ',', value_parser = NonEmptyStringValueParser::new())]
     pub exclude_namespaces: Vec<String>,
     /// Whether annotations of pods and namespaces are used. If false, only Mirrors, ClusterMirrors and
     /// --enable-mirror request mirrors.
-    #[arg(
-        long, env = "MIRROR_ANNOTATIONS", value_name = "BOOL", action = ArgAction::Set,
-        num_args = 0..=1, require_equals = true, default_value_t = true, default_missing_value = "true"
-    )]
+    #[arg(long, env = "PODMIRROR_ANNOTATIONS", boolean(true))]
     pub annotations: bool,
+    /// Use the annotations of Kube-OVN too: ovn.kubernetes.io/mirror, and those of single attachments. Has no effect
+    /// with --annotations=false.
+    #[arg(long, env = "PODMIRROR_KUBE_OVN_ANNOTATIONS", boolean(false))]
+    pub kube_ovn_annotations: bool,
     /// The only namespaces in which annotations and Mirrors can request or change mirrors [default: all].
-    #[arg(long, env = "MIRROR_ALLOW_NAMESPACES", value_name = "NAME", value_delimiter = ',', value_parser = NonEmptyStringValueParser::new())]
+    #[arg(long, env = "PODMIRROR_ALLOW_NAMESPACES", value_name = "NAME", value_delimiter = ',', value_parser = NonEmptyStringValueParser::new())]
     pub allow_namespaces: Option<Vec<String>>,
     /// Mirror every pod that does not opt out.
-    #[arg(
-        long, env = "MIRROR_ENABLE_MIRROR", value_name = "BOOL", action = ArgAction::Set,
-        num_args = 0..=1, require_equals = true, default_value_t = false, default_missing_value = "true"
-    )]
+    #[arg(long, env = "PODMIRROR_ENABLE_MIRROR", boolean(false))]
     pub enable_mirror: bool,
     /// Taps inside pods, for NICs without a peer on the node (macvlan, ipvlan, a VF), and for packets that
     /// other software delivers to a pod past the node side of its veth. These taps need programs, and a
     /// device through which copies leave, inside the pod. off: these packets are not mirrored.
-    #[arg(long, env = "MIRROR_POD_SIDE_TAPS", value_enum, default_value = "auto")]
+    #[arg(long, env = "PODMIRROR_POD_SIDE_TAPS", value_enum, default_value = "auto")]
     pub pod_side_taps: PodSideTaps,
+    /// Whether the metrics have the labels pod and nic. If false, each series is the sum over a namespace.
+    #[arg(long, env = "PODMIRROR_METRICS_PER_POD", boolean(true))]
+    pub metrics_per_pod: bool,
     /// Address for /healthz, /readyz and /metrics, for example 127.0.0.1:10706 or [::]:10706. An empty value
     /// disables it.
     #[arg(
-        long, env = "MIRROR_LISTEN", value_name = "ADDR", default_value = DEFAULT_LISTEN, value_parser = listen
+        long, env = "PODMIRROR_LISTEN", value_name = "ADDR", default_value = DEFAULT_LISTEN, value_parser = listen
     )]
     pub listen: Listen,
     /// Loopback address at which programs with the key read the packets of Mirrors with a stream, for example
     /// 127.0.0.1:10707. `kubectl mirror` reaches it through a port-forward. An empty value disables it.
     /// Without the Kubernetes API there are no such Mirrors, and nothing is served.
     #[arg(
-        long, env = "MIRROR_STREAM_LISTEN", value_name = "ADDR", default_value = DEFAULT_STREAM_LISTEN,
+        long, env = "PODMIRROR_STREAM_LISTEN", value_name = "ADDR", default_value = DEFAULT_STREAM_LISTEN,
         value_parser = stream_listen
     )]
     pub stream_listen: Listen,
@@ -272,7 +274,7 @@ pub struct AttachArgs {
     pub interfaces: Vec<String>,
     /// Direction of the packets, as seen from the interface: ingress for received packets, egress for sent
     /// packets.
-    #[arg(long, env = "MIRROR_DIRECTION", value_parser = directions(), default_value = "both")]
+    #[arg(long, env = "PODMIRROR_DIRECTION", value_parser = directions(), default_value = "both")]
     pub direction: Directions,
     #[command(flatten)]
     #[expect(missing_docs, reason = "as above")]
@@ -289,11 +291,19 @@ pub struct AttachArgs {
 #[derive(Debug, Args)]
 pub struct StatusArgs {
     /// Output format.
-    #[arg(short, long, env = "MIRROR_OUTPUT", value_enum, default_value = "table")]
+    #[arg(short, long, env = "PODMIRROR_OUTPUT", value_enum, default_value = "table")]
     pub output: OutputFormat,
     #[command(flatten)]
     #[expect(missing_docs, reason = "as above")]
     pub state: StateArgs,
+}
+
+/// `mirror-agent ready`.
+#[derive(Debug, Args)]
+pub struct ReadyArgs {
+    /// Address of the agent or controller, as in its own --listen.
+    #[arg(long, env = "PODMIRROR_LISTEN", value_name = "ADDR", default_value = DEFAULT_LISTEN)]
+    pub listen: SocketAddr,
 }
 
 /// `mirror-agent cleanup`.
@@ -357,15 +367,6 @@ pub enum OutputFormat {
     Json,
 }
 
-/// On or off.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum Switch {
-    /// On.
-    On,
-    /// Off.
-    Off,
-}
-
 impl ValueEnum for AttachMode {
     fn value_variants<'a>() -> &'a [Self] {
         &[Self::Auto, Self::Tcx, Self::Clsact]
@@ -373,11 +374,9 @@ impl ValueEnum for AttachMode {
 
     fn to_possible_value(&self) -> Option<PossibleValue> {
         Some(match self {
-            Self::Auto => {
-                PossibleValue::new("auto").help("TCX where the kernel has it (6.6 and newer), else clsact")
-            }
-            Self::Tcx => PossibleValue::new("tcx").help("TCX links"),
-            Self::Clsact => PossibleValue::new("clsact").help("Filters of the clsact qdisc"),
+            Self::Auto => PossibleValue::new("auto"),
+            Self::Tcx => PossibleValue::new("tcx"),
+            Self::Clsact => PossibleValue::new("clsact"),
         })
     }
 }

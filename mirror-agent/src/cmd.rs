@@ -7,6 +7,7 @@ pub mod cleanup;
 mod controller;
 mod crds;
 pub mod filter;
+mod ready;
 mod reference;
 pub mod run;
 pub mod status;
@@ -21,7 +22,7 @@ use anyhow::Context as _;
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::{
-    cli::{Cli, Command, LogFormat, MirrorArgs, Switch},
+    cli::{Cli, Command, LogFormat, MirrorArgs},
     mirror_iface::MirrorIfaces,
 };
 
@@ -42,6 +43,7 @@ pub fn execute(cli: Cli) -> anyhow::Result<()> {
             Command::Recorder(args) => tail::recorder(args).await,
             Command::Controller(args) => controller::controller(args).await,
             Command::Status(args) => status::status(args).await,
+            Command::Ready(args) => ready::ready(args).await,
             Command::Cleanup(args) => cleanup::cleanup(args).await,
             Command::Filter(args) => filter::filter(args),
             Command::Explain(args) => status::explain(args).await,
@@ -70,8 +72,7 @@ fn log_to_stderr(format: LogFormat, filter: &str) -> anyhow::Result<()> {
 
 /// How missing mirror interfaces are created.
 fn mirrors(args: &MirrorArgs) -> MirrorIfaces {
-    let offloads = args.mirror_offloads == Switch::On;
-    MirrorIfaces::new(args.mirror_iface_mtu, offloads).when_read(args.when_read)
+    MirrorIfaces::new(args.mirror_iface_mtu, args.mirror_offloads).when_read(args.when_read)
 }
 
 fn print(text: &str) -> anyhow::Result<()> {

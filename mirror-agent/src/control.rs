@@ -125,7 +125,7 @@ impl Control {
                 self.add_capture(&mut readers, ring_bytes, capture)?
             }
             Subject::Mirror { namespace, name } => {
-                let name = Name::of_resource(&name).map_err(|why| anyhow!(why))?;
+                let name = name.parse::<Name>().map_err(|why| anyhow!(why))?;
                 let resource = Some(ResourceId { namespace: Some(namespace.clone()), name: name.clone() });
                 if readers.captures.iter().any(|capture| capture.resource == resource) {
                     bail!(
@@ -184,7 +184,9 @@ impl Control {
                 bail!("target {name} is not a stream: its copies go to {destination}; read them there")
             }
             None => {
-                bail!("this node has no target {name:?}; define it with --target {name}=stream of the agent")
+                bail!(
+                    "this node has no target {name:?}; define it with --define-target {name}=stream of the agent"
+                )
             }
         }
     }

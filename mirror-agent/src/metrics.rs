@@ -23,7 +23,7 @@ use prometheus::{
 
 use crate::{
     dataplane::readout::{MisfitCount, Reader, Readout, SessionReadout, TapReadout, drops},
-    model::Op,
+    model::{Op, Owner},
     report::{NicCoverage, Report, Reports},
 };
 
@@ -105,11 +105,19 @@ pub struct Metrics {
     counted: Registry,
     maps: Mutex<Reader>,
     reports: Reports,
+    /// Whether the labels `pod` and `nic` have values. On nodes with many short-lived pods, they make many series.
+    has_pods: bool,
 }
 
 impl Metrics {
-    /// Creates the metrics of a loop, its reports and the maps.
-    pub fn new(of_loop: &LoopMetrics, reports: Reports, maps: Reader) -> prometheus::Result<Self> {
+    /// Creates the metrics of a loop, its reports and the maps. `has_pods`: the labels `pod` and `nic` have values;
+    /// otherwise series are the sums over a namespace.
+    pub fn new(
+        of_loop: &LoopMetrics,
+        reports: Reports,
+        maps: Reader,
+        has_pods: bool,
+    ) -> prometheus::Result<Self> {
         let LoopMetrics { round, attach, tap_latency, op_failures, watch_restarts } = of_loop;
         let counted = of_process()?;
         for histogram in [round, attach, tap_latency] {
@@ -118,17 +126,29 @@ impl Metrics {
         for counters in [op_failures, watch_restarts] {
             counted.register(Box::new(counters.clone()))?;
         }
-        Ok(Self { counted, maps: Mutex::new(maps), reports })
+        Ok(Self { counted, maps: Mutex::new(maps), reports, has_pods })
     }
 
     /// Returns the text of all metrics, with the present values.
     pub fn text(&self) -> anyhow::Result<String> {
         let now = Registry::new();
-        let readout = self.maps.lock().unwrap_or_else(PoisonError::into_inner).read()?;
+        let mut readout = self.maps.lock().unwrap_or_else(PoisonError::into_inner).read()?;
+        if !self.has_pods {
+            readout.taps.iter_mut().for_each(|tap| without_names(&mut tap.owner));
+        }
         register_state(&now, &readout, &drops()?)?;
-        register_report(&now, &self.reports.borrow())?;
+        register_report(&now, &self.reports.borrow(), self.has_pods)?;
         let families = [now.gather(), self.counted.gather()].concat();
         Ok(TextEncoder::new().encode_to_string(&families)?)
+    }
+}
+
+/// Removes the names of the pod and the NIC. Prometheus treats an empty label as an absent one.
+fn without_names(owner: &mut Owner) {
+    owner.nic.clear();
+    owner.network = None;
+    if let Some(pod) = &mut owner.pod {
+        pod.name.clear();
     }
 }
 
@@ -280,8 +300,8 @@ fn register_state(
     )
 }
 
-/// Registers the values from the report of the last round.
-fn register_report(registry: &Registry, report: &Report) -> prometheus::Result<()> {
+/// Registers the values from the report of the last round. `has_pods`: see [`Metrics::new`].
+fn register_report(registry: &Registry, report: &Report, has_pods: bool) -> prometheus::Result<()> {
     let Report {
         at: _,
         is_listed: _,
@@ -324,7 +344,7 @@ fn register_report(registry: &Registry, report: &Report) -> prometheus::Result<(
     let states = IntGaugeVec::new(
         Opts::new(
             "podmirror_nic_coverage",
-            "1, and whether the tap of a NIC sees what the NIC carries, by direction.",
+            "NICs, by direction and by whether their taps see what they carry.",
         ),
         &["namespace", "pod", "nic", "direction", "state"],
     )?;
@@ -333,12 +353,13 @@ fn register_report(registry: &Registry, report: &Report) -> prometheus::Result<(
     let seen = packets("podmirror_nic_seen_packets_total", "Packets that the tap of a NIC has seen.")?;
     let carried = packets("podmirror_nic_carried_packets_total", "Packets that the NIC itself has counted.")?;
     for NicCoverage { pod, nic, directions, .. } in coverage.values() {
+        let (name, nic) = if has_pods { (pod.name.as_str(), nic.as_str()) } else { ("", "") };
         for (direction, judged) in Direction::ALL.into_iter().zip(directions) {
-            let labels = [&pod.namespace, &pod.name, nic, direction.name()];
+            let labels = [&pod.namespace, name, nic, direction.name()];
             seen.with_label_values(&labels).inc_by(judged.seen);
             carried.with_label_values(&labels).inc_by(judged.carried);
             let [namespace, pod, nic, direction] = labels;
-            states.with_label_values(&[namespace, pod, nic, direction, judged.state.name()]).set(1);
+            states.with_label_values(&[namespace, pod, nic, direction, judged.state.name()]).inc();
         }
     }
     register(registry, &states)?;

@@ -28,6 +28,8 @@ use crate::{dataplane::readout::Reader, pace::Pace, report::Reports};
 
 /// The average time between two writes under constant changes, and the first pause after a failed write.
 const PACE: Duration = Duration::from_secs(10);
+/// The number of changes that are written at once after a quiet time.
+const BURST: u32 = 4;
 /// The shortest time between two writes: changes seldom come alone.
 const SETTLE: Duration = Duration::from_secs(1);
 /// The shortest time between two writes if only counters have changed.
@@ -70,7 +72,7 @@ async fn write_with(
     mut counts: impl FnMut() -> anyhow::Result<Counts>,
 ) {
     let (mut written, mut pause, mut has_failed) = (None::<Written>, PACE, false);
-    let (mut next, mut pace) = (Instant::now(), Pace::new(PACE));
+    let (mut next, mut pace) = (Instant::now(), Pace::new(PACE, BURST));
     let (mut looked, mut owner) = (Instant::now(), Owner::default());
     loop {
         tokio::select! {
@@ -169,7 +171,7 @@ async fn put(client: &Client, node: &str, status: &MirrorNodeStatus, owner: &mut
     };
     let mut with_status = object(json!({ "name": node }));
     with_status["status"] = json!(status);
-    with_status["status"]["reported"] = json!(Time(Timestamp::now()));
+    with_status["status"]["lastReportTime"] = json!(Time(Timestamp::now()));
     let with_status = Patch::Apply(with_status);
     let is_there = match api.patch_status(node, &apply, &with_status).await {
         Err(kube::Error::Api(error)) if error.code == 404 => false,

@@ -1,26 +1,25 @@
-//! [`Pace`]: a rate limit for writes: immediate while changes are rare, at intervals otherwise.
+//! [`Pace`]: a rate limit for writes to the API server: immediate while changes are rare, at intervals otherwise.
 //!
-//! A token bucket. Pure. Used by the writer of the MirrorNode and by the controller.
+//! A token bucket. Pure.
 
 use std::time::Duration;
 
 use tokio::time::Instant;
-
-/// The writes that accumulate during a quiet time.
-const BURST: u32 = 4;
 
 /// The rate limit of the writes of one object.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Pace {
     /// The average time between two writes.
     every: Duration,
+    /// The number of writes that need no pause after a quiet time.
+    burst: u32,
     /// When the writes so far would have ended if each had waited for its interval.
     over: Option<Instant>,
 }
 
 impl Pace {
-    pub(crate) const fn new(every: Duration) -> Self {
-        Self { every, over: None }
+    pub(crate) const fn new(every: Duration, burst: u32) -> Self {
+        Self { every, burst, over: None }
     }
 
     /// Counts a write.
@@ -30,7 +29,12 @@ impl Pace {
 
     /// When the next write is allowed; `None`: now.
     pub(crate) fn next(&self) -> Option<Instant> {
-        self.over?.checked_sub(self.every * (BURST - 1))
+        self.over?.checked_sub(self.every * (self.burst - 1))
+    }
+
+    /// Whether the whole burst is allowed.
+    pub(crate) fn is_rested(&self, now: Instant) -> bool {
+        self.over.is_none_or(|over| over <= now)
     }
 }
 
@@ -43,13 +47,14 @@ mod tests {
     use super::*;
 
     const EVERY: Duration = Duration::from_secs(10);
+    const BURST: u32 = 4;
 
     proptest! {
         /// Over any period there are at most as many writes as its length allows, plus the accumulated ones. After a
         /// quiet time no write waits.
         #[test]
         fn writes_are_bounded_and_the_first_ones_do_not_wait(wishes in vec(0..60_000_u64, 1..60)) {
-            let (mut pace, begun) = (Pace::new(EVERY), Instant::now() + EVERY * 100);
+            let (mut pace, begun) = (Pace::new(EVERY, BURST), Instant::now() + EVERY * 100);
             let mut writes = Vec::<Duration>::new();
             let mut now = begun;
             for wish in wishes {

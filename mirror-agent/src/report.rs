@@ -19,7 +19,6 @@ use tokio::{sync::watch, time::Instant};
 use crate::{
     model::{Device, Ended, MirrorId, PodId, Request, Resource, ResourceId, RingId, TargetName},
     select::{BadAnnotation, Coverage, Policy, Skipped, Unasked},
-    settings::FILTER,
 };
 
 /// The newest report.
@@ -113,11 +112,11 @@ pub struct Keyed {
 impl Keyed {
     /// The stream of a Mirror, if it has one.
     pub fn of(resource: &Resource, policy: &Policy) -> Option<Self> {
-        let Request { settings, stream, .. } = resource.request.as_ref().ok()?;
+        let Request { filter, stream, .. } = resource.request.as_ref().ok()?;
         let namespace = resource.id.namespace.as_deref()?;
-        let filter = settings.iter().find(|(key, _)| *key == FILTER).map(|(_, text)| text.clone());
         let named = if policy.may_ask(namespace) { resource.named() } else { BTreeSet::new() };
-        Some(Self { uid: resource.uid.clone(), key_sha256: stream.as_ref()?.key_sha256, named, filter })
+        let (uid, filter) = (resource.uid.clone(), filter.clone());
+        Some(Self { uid, key_sha256: stream.as_ref()?.key_sha256, named, filter })
     }
 }
 

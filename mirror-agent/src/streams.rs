@@ -49,7 +49,7 @@ use tokio::{
 use tracing::{error, info, warn};
 
 use crate::{
-    model::{Name, ResourceId},
+    model::ResourceId,
     report::{Keyed, Report, Reports},
 };
 
@@ -89,7 +89,7 @@ impl Request {
     /// Returns the requested Mirror if the key matches.
     fn admitted(&self, report: &Report) -> Option<(ResourceId, Keyed)> {
         let (namespace, name) = self.mirror.split_once('/')?;
-        let id = ResourceId { namespace: Some(namespace.to_owned()), name: Name::of_resource(name).ok()? };
+        let id = ResourceId { namespace: Some(namespace.to_owned()), name: name.parse().ok()? };
         let keyed = report.streams.get(&id)?;
         let digest = Sha256::digest(self.key.as_bytes());
         bool::from(digest.as_slice().ct_eq(&keyed.key_sha256)).then(|| (id, keyed.clone()))

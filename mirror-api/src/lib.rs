@@ -8,6 +8,7 @@
 
 mod mirror;
 mod node;
+mod settings;
 mod status;
 pub mod sum;
 mod target;
@@ -18,17 +19,16 @@ use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
 use kube::CustomResourceExt as _;
 
 pub use self::{
-    mirror::{
-        ClusterMirror, ClusterMirrorSpec, Direction, Limits, MAX_NAME, Mirror, MirrorSpec, Stream, TargetRef,
-    },
+    mirror::{ClusterMirror, ClusterMirrorSpec, Direction, MAX_NAME, Mirror, MirrorSpec, Stream, TargetRef},
     node::{
-        Cut, MirrorNode, MirrorNodeFields, MirrorNodeStatus, MirrorSummary, NotCovered, Packets, Pods,
-        Refusal, TargetSummary,
+        Cut, MirrorNode, MirrorNodeFields, MirrorNodeStatus, MirrorSummary, Packets, Pods, Refusal,
+        TargetSummary, Uncovered,
     },
-    status::{MirrorStatus, MirrorTargetStatus, NotReady, TargetNodes, Worst},
+    settings::{Limits, Quantity, RateLimit, Sampling, SettingsSpec},
+    status::{MirrorStatus, MirrorTargetStatus, NotReady, TargetNodes},
     target::{
-        MirrorTarget, MirrorTargetSpec, TargetDevice, TargetErspan, TargetGeneve, TargetGre, TargetOversize,
-        TargetPod, TargetVxlan,
+        AllowedNamespaces, FromNamespaces, KeyRange, MirrorTarget, MirrorTargetSpec, PodSelector,
+        TargetDevice, TargetErspan, TargetGeneve, TargetGre, TargetOversize, TargetPod, TargetVxlan,
     },
 };
 
@@ -47,7 +47,7 @@ pub fn crds() -> Vec<CustomResourceDefinition> {
         annotations.insert(HELM_POLICY.0.to_owned(), HELM_POLICY.1.to_owned());
         let schemas = crd.spec.versions.iter_mut().filter_map(|version| version.schema.as_mut());
         for schema in schemas.filter_map(|schema| schema.open_api_v3_schema.as_mut()) {
-            join_lines(schema);
+            tidy(schema);
             schema.properties.iter_mut().flatten().for_each(|(name, schema)| {
                 if name == "spec" {
                     bound(name, schema);
@@ -84,14 +84,22 @@ fn bound(name: &str, schema: &mut JSONSchemaProps) {
     schema.properties.iter_mut().flatten().for_each(|(name, schema)| bound(name, schema));
 }
 
-/// Joins the lines of the doc comments, which `kubectl explain` wraps by itself.
-fn join_lines(schema: &mut JSONSchemaProps) {
+/// Joins the lines of the doc comments, which `kubectl explain` wraps by itself. Lets no field be null: an absent field
+/// is left out. Marks selectors as one value, as Kubernetes does.
+fn tidy(schema: &mut JSONSchemaProps) {
     if let Some(description) = &mut schema.description {
         *description = description.replace('\n', " ");
     }
-    schema.properties.iter_mut().flatten().for_each(|(_, schema)| join_lines(schema));
+    schema.nullable = None;
+    if schema.properties.as_ref().is_some_and(|fields| fields.contains_key("matchLabels")) {
+        schema.x_kubernetes_map_type = Some("atomic".to_owned());
+    }
+    if schema.items.is_some() {
+        schema.x_kubernetes_list_type.get_or_insert_with(|| "atomic".to_owned());
+    }
+    schema.properties.iter_mut().flatten().for_each(|(_, schema)| tidy(schema));
     if let Some(JSONSchemaPropsOrArray::Schema(items)) = &mut schema.items {
-        join_lines(items);
+        tidy(items);
     }
 }
 

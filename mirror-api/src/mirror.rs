@@ -5,20 +5,19 @@
     reason = "`KubeSchema` derives the schema from a copy of the type inside a function"
 )]
 
-use k8s_openapi::apimachinery::pkg::{apis::meta::v1::LabelSelector, util::intstr::IntOrString};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use kube::{CustomResource, KubeSchema};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::MirrorStatus;
+use crate::{MirrorStatus, SettingsSpec};
 
-/// Maximum length of the name of a Mirror or ClusterMirror, in bytes. The mirror's name, which is the kind
-/// and this name, fits into the kernel's maps.
-pub const MAX_NAME: usize = 48;
+/// Maximum length of the name of a Mirror or ClusterMirror, in bytes.
+pub const MAX_NAME: usize = mirror_core::model::Name::MAX_BYTES;
 
-/// The names that a Mirror or ClusterMirror can have, as a rule for the API server.
-const NAMES: &str = "self.metadata.name.size() <= 48 && !self.metadata.name.contains('.')";
-const NAMES_MESSAGE: &str = "the name must have at most 48 characters and no dot";
+/// The names that a Mirror, ClusterMirror or MirrorTarget can have, as a rule for the API server.
+pub(crate) const NAMES: &str = "self.metadata.name.size() <= 63 && !self.metadata.name.contains('.')";
+pub(crate) const NAMES_MESSAGE: &str = "the name must have at most 63 characters and no dot";
 
 /// MirrorSpec selects pods and packets, and names the target of the copies.
 #[derive(CustomResource, KubeSchema, Serialize, Deserialize, Debug, Clone, Default, PartialEq)]
@@ -36,14 +35,16 @@ const NAMES_MESSAGE: &str = "the name must have at most 48 characters and no dot
     validation = Rule::new(NAMES).message(NAMES_MESSAGE),
     validation = Rule::new("!has(self.spec.stream) || !has(self.spec.targetRef)")
         .message("spec.stream and spec.targetRef are mutually exclusive: remove one of them"),
+    printcolumn(name = "Ready", type_ = "string", json_path = ".status.conditions[?(@.type=='Ready')].status"),
+    printcolumn(name = "Reason", type_ = "string", json_path = ".status.conditions[?(@.type=='Ready')].reason"),
     printcolumn(name = "Target", type_ = "string", json_path = ".spec.targetRef.name"),
     printcolumn(name = "Pods", type_ = "integer", json_path = ".status.pods.selected"),
     printcolumn(name = "Covered", type_ = "integer", json_path = ".status.pods.covered"),
     printcolumn(name = "Copied", type_ = "integer", json_path = ".status.packets.copied"),
     printcolumn(name = "Lost", type_ = "integer", json_path = ".status.packets.lost"),
-    printcolumn(name = "Ends", type_ = "string", json_path = ".status.ends"),
     printcolumn(name = "Direction", type_ = "string", json_path = ".spec.direction", priority = 1),
     printcolumn(name = "Filter", type_ = "string", json_path = ".spec.filter", priority = 1),
+    printcolumn(name = "Expires", type_ = "string", json_path = ".status.expirationTime", priority = 1),
     printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp")
 )]
 #[serde(rename_all = "camelCase")]
@@ -53,39 +54,23 @@ pub struct MirrorSpec {
     pub pod_selector: LabelSelector,
     /// NICs of the pods, by their names inside the pod, for example eth0. Defaults to all NICs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(length(min = 1, max = 32), inner(length(min = 1, max = 15)))]
+    #[schemars(
+        length(min = 1, max = 32),
+        inner(length(min = 1, max = 15)),
+        extend("x-kubernetes-list-type" = "set")
+    )]
     pub nics: Option<Vec<String>>,
     /// Direction of the packets as seen from the pod: Ingress for packets to the pod, Egress for packets from
     /// the pod, or Both. Defaults to Both.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub direction: Option<Direction>,
-    /// Filter in tcpdump's syntax, for example tcp port 443. Only packets that match it are copied. Defaults
-    /// to all packets.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(length(min = 1, max = 1024))]
-    pub filter: Option<String>,
-    /// Share of the flows to copy: a fraction, for example 1/100, or a percentage, for example 10%. Defaults
-    /// to all flows.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(regex(pattern = r"^[0-9.]+(/[0-9.]+|%)$"))]
-    pub sample: Option<String>,
-    /// Limits the copies per second of each NIC: in packets, for example 10kpps, in bits, for example 50Mbit,
-    /// or both, for example 10kpps,50Mbit. An unused rate accumulates for a short time, which burst sets, for
-    /// example 10kpps,burst=100ms.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(regex(
-        pattern = r"^([0-9]+[kMG]?(pps|bit|bit/s)|burst=([0-9]+(ms|s))+)(,([0-9]+[kMG]?(pps|bit|bit/s)|burst=([0-9]+(ms|s))+))*$"
-    ))]
-    pub rate: Option<String>,
-    /// Maximum number of bytes to copy of each packet, from its beginning.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(range(min = 76, max = 15616))]
-    pub snaplen: Option<i32>,
-    /// Limits that end the mirror. They apply to each NIC separately, and count from the start of the mirror
-    /// on that NIC. The first limit that is reached ends the mirror of that NIC.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub limits: Option<Limits>,
-    /// Target that receives the copies. Defaults to the target of the agent's flag --mirror-target.
+    #[serde(flatten)]
+    #[expect(
+        missing_docs,
+        reason = "a doc comment here would replace the description of the fields around it"
+    )]
+    pub settings: SettingsSpec,
+    /// Target that receives the copies. Defaults to the mirror interface of the node.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub target_ref: Option<TargetRef>,
     /// Streams the copies to a program that presents a key, instead of to a target. Packets are copied only
@@ -109,15 +94,17 @@ pub struct MirrorSpec {
            own pods. The pods do not change.",
     validation = Rule::new(NAMES).message(NAMES_MESSAGE),
     validation = Rule::new("!has(self.spec.stream)").message("spec.stream is allowed only in a Mirror"),
+    printcolumn(name = "Ready", type_ = "string", json_path = ".status.conditions[?(@.type=='Ready')].status"),
+    printcolumn(name = "Reason", type_ = "string", json_path = ".status.conditions[?(@.type=='Ready')].reason"),
     printcolumn(name = "Enforced", type_ = "boolean", json_path = ".spec.enforced"),
     printcolumn(name = "Target", type_ = "string", json_path = ".spec.targetRef.name"),
     printcolumn(name = "Pods", type_ = "integer", json_path = ".status.pods.selected"),
     printcolumn(name = "Covered", type_ = "integer", json_path = ".status.pods.covered"),
     printcolumn(name = "Copied", type_ = "integer", json_path = ".status.packets.copied"),
     printcolumn(name = "Lost", type_ = "integer", json_path = ".status.packets.lost"),
-    printcolumn(name = "Ends", type_ = "string", json_path = ".status.ends"),
     printcolumn(name = "Direction", type_ = "string", json_path = ".spec.direction", priority = 1),
     printcolumn(name = "Filter", type_ = "string", json_path = ".spec.filter", priority = 1),
+    printcolumn(name = "Expires", type_ = "string", json_path = ".status.expirationTime", priority = 1),
     printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp")
 )]
 #[serde(rename_all = "camelCase")]
@@ -154,8 +141,8 @@ pub enum Direction {
 #[derive(Serialize, Deserialize, JsonSchema, Debug, Clone, Default, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
 pub struct TargetRef {
-    /// Name of a MirrorTarget, or of a target that the administrator of the nodes configured by the agent's
-    /// flag --target or the chart's value targets.
+    /// Name of a MirrorTarget, or of a target that the administrator of the nodes defined with the agent's
+    /// flag --define-target or the chart's value targets.
     #[schemars(length(min = 1, max = 63), regex(pattern = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"))]
     pub name: String,
 }
@@ -170,25 +157,10 @@ pub struct Stream {
     pub key_sha256: String,
     /// Names of the pods to stream, among those that podSelector selects. Defaults to all of them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(length(min = 1, max = 64), inner(length(min = 1, max = 253)))]
+    #[schemars(
+        length(min = 1, max = 64),
+        inner(length(min = 1, max = 253)),
+        extend("x-kubernetes-list-type" = "set")
+    )]
     pub pods: Option<Vec<String>>,
-}
-
-/// Limits that end a mirror.
-#[derive(Serialize, Deserialize, JsonSchema, Debug, Clone, Default, PartialEq)]
-#[serde(rename_all = "camelCase")]
-pub struct Limits {
-    /// Duration after which the mirror ends, in ms, s, m, h and d, for example 15m or 1h30m; at most 365d.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(regex(pattern = r"^([0-9]+(ms|s|m|h|d))+$"))]
-    pub duration: Option<String>,
-    /// Number of copies after which the mirror ends, with an optional suffix k, M or G.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(extend("pattern" = r"^[0-9]+[kMG]?$"))]
-    pub packets: Option<IntOrString>,
-    /// Number of copied bytes after which the mirror ends, with an optional suffix k, M, G or T (powers of
-    /// 1000), or Ki, Mi, Gi or Ti (powers of 1024).
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(extend("pattern" = r"^[0-9]+(k|M|G|T|Ki|Mi|Gi|Ti)?B?$"))]
-    pub bytes: Option<IntOrString>,
 }

@@ -24,7 +24,7 @@ use serde::{Deserialize, Serialize};
     printcolumn(name = "Refused", type_ = "integer", json_path = ".status.refusedCount"),
     printcolumn(name = "Pods", type_ = "integer", json_path = ".status.pods.selected"),
     printcolumn(name = "Covered", type_ = "integer", json_path = ".status.pods.covered"),
-    printcolumn(name = "Reported", type_ = "date", json_path = ".status.reported"),
+    printcolumn(name = "Reported", type_ = "date", json_path = ".status.lastReportTime"),
     printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp")
 )]
 #[serde(rename_all = "camelCase")]
@@ -39,7 +39,7 @@ pub struct MirrorNodeStatus {
     /// or a MirrorTarget, the agent writes it at least every 5 minutes. A report is ignored if it is older
     /// than 15 minutes, more than 5 minutes in the future, or without a time.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub reported: Option<Time>,
+    pub last_report_time: Option<Time>,
     /// Number of Mirrors and ClusterMirrors that select pods of the node.
     pub mirror_count: i64,
     /// Number of these that are refused.
@@ -49,14 +49,20 @@ pub struct MirrorNodeStatus {
     pub pods: Pods,
     /// Mirrors and ClusterMirrors, sorted by kind, namespace and name; at most 200. ClusterMirrors come
     /// first, and the namespaces share the remaining entries equally.
-    #[schemars(length(max = 200))]
+    #[schemars(
+        length(max = 200),
+        extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["uid"])
+    )]
     pub mirrors: Vec<MirrorSummary>,
     /// Number of further Mirrors and ClusterMirrors that are not listed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub more_mirrors: Option<i64>,
     /// MirrorTargets, sorted by name; the first 64.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    #[schemars(length(max = 64))]
+    #[schemars(
+        length(max = 64),
+        extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["uid"])
+    )]
     pub targets: Vec<TargetSummary>,
     /// Number of further MirrorTargets that are not listed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -130,13 +136,16 @@ pub struct MirrorSummary {
     pub nics: i64,
     /// Number of NICs of this node on which a limit has ended it.
     pub ended: i64,
+    /// Time at which the limit of its duration ends it on its last NIC of this node.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub expiration_time: Option<Time>,
     /// Selected pods of this node that are not covered, with the reasons; at most 20.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 20))]
-    pub not_covered: Vec<NotCovered>,
+    pub uncovered: Vec<Uncovered>,
     /// Number of further reasons that are not listed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub more_not_covered: Option<i64>,
+    pub more_uncovered: Option<i64>,
 }
 
 /// Refusal explains why a Mirror or ClusterMirror is refused.
@@ -172,10 +181,10 @@ pub struct Packets {
     pub lost: i64,
 }
 
-/// NotCovered is a selected pod that is not covered.
+/// Uncovered is a selected pod that is not covered.
 #[derive(Serialize, Deserialize, JsonSchema, Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord)]
 #[serde(rename_all = "camelCase")]
-pub struct NotCovered {
+pub struct Uncovered {
     /// Namespace of the pod.
     #[schemars(length(max = 253))]
     pub namespace: String,
@@ -192,4 +201,8 @@ pub struct NotCovered {
     /// Message that explains the reason.
     #[schemars(length(max = 512))]
     pub message: String,
+    /// Node of the pod. Absent in a MirrorNode.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 253))]
+    pub node: Option<String>,
 }

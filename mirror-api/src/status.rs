@@ -1,10 +1,10 @@
 //! [`MirrorStatus`] and [`MirrorTargetStatus`]: the status of a Mirror, ClusterMirror or MirrorTarget on all nodes.
 
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::{Cut, NotCovered, Packets, Pods};
+use crate::{Cut, Packets, Pods, Uncovered};
 
 /// MirrorStatus is the status on all nodes, aggregated from the MirrorNodes.
 #[derive(Serialize, Deserialize, JsonSchema, Debug, Clone, Default, PartialEq)]
@@ -13,44 +13,28 @@ pub struct MirrorStatus {
     /// Latest generation that all reporting nodes have observed. If no node reports, the generation that the
     /// controller has observed.
     pub observed_generation: i64,
-    /// Conditions Accepted, Covered and Ended. Each is True, False or Unknown, with a reason and a message.
+    /// Conditions Ready, Accepted, Covered and Ended. Ready sums up the others. Each is True, False or Unknown, with a reason and a message.
     #[schemars(
         length(max = 8),
         extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["type"])
     )]
     pub conditions: Vec<Condition>,
-    /// Number of nodes that report selected pods.
-    pub nodes: i64,
+    /// Number of nodes that report on it.
+    pub reporting_nodes: i64,
     /// Number of selected and covered pods.
     pub pods: Pods,
     /// Packets that its current mirrors have counted.
     pub packets: Packets,
-    /// Summary of the limits that end it, or Ended. Absent if it has no limits.
+    /// Time at which the limit of its duration ends it on its last NIC. Absent if it has no such limit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(length(max = 253))]
-    pub ends: Option<String>,
+    pub expiration_time: Option<Time>,
     /// Selected pods that are not covered, with the reasons; the first 20, sorted by name.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 20))]
-    pub worst: Vec<Worst>,
+    pub uncovered: Vec<Uncovered>,
     /// Number of further reasons that are not listed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub more_not_covered: Option<i64>,
-}
-
-/// Worst is a selected pod that is not covered, and its node.
-#[derive(Serialize, Deserialize, JsonSchema, Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord)]
-#[serde(rename_all = "camelCase")]
-pub struct Worst {
-    #[serde(flatten)]
-    #[expect(
-        missing_docs,
-        reason = "a doc comment here would replace the description of the fields around it"
-    )]
-    pub of: NotCovered,
-    /// Node of the pod.
-    #[schemars(length(max = 253))]
-    pub node: String,
+    pub more_uncovered: Option<i64>,
 }
 
 /// MirrorTargetStatus is the status on all nodes, aggregated from the MirrorNodes.
@@ -66,8 +50,20 @@ pub struct MirrorTargetStatus {
         extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["type"])
     )]
     pub conditions: Vec<Condition>,
+    /// Kind of the destination: Device, Pod, VXLAN, GENEVE, GRE or ERSPAN.
+    #[serde(rename = "type", default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 16))]
+    pub type_: Option<String>,
+    /// Destination in short, for example 10.9.0.5:14789/vni=77.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 512))]
+    pub destination: Option<String>,
     /// Number of nodes that report on it, and how many of them are ready.
     pub nodes: TargetNodes,
+    /// The same numbers as a text, for example 2/3.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 32))]
+    pub ready_nodes: Option<String>,
     /// Nodes that cannot copy to it, with the reasons; the first 20, sorted by name.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 20))]
@@ -87,7 +83,7 @@ pub struct TargetNodes {
     /// Number of nodes that can copy to it.
     pub ready: i64,
     /// Number of nodes that report on it.
-    pub of: i64,
+    pub desired: i64,
 }
 
 /// NotReady is a node that cannot copy to a MirrorTarget.

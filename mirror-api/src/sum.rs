@@ -15,7 +15,7 @@ use k8s_openapi::{
     jiff::{SignedDuration, Timestamp},
 };
 
-use crate::{Limits, MirrorStatus, MirrorSummary, NotCovered, Packets, Pods, Refusal, Worst};
+use crate::{MirrorStatus, MirrorSummary, Packets, Pods, Refusal, Uncovered};
 
 /// A report that is older does not count. Agents repeat their reports three times as often.
 pub const STALE: SignedDuration = SignedDuration::from_mins(15);
@@ -27,8 +27,8 @@ pub fn is_current(reported: Option<Timestamp>, now: Timestamp) -> bool {
     reported.is_some_and(|reported| (-AHEAD..=STALE).contains(&now.duration_since(reported)))
 }
 
-/// Most pods in [`MirrorStatus::worst`].
-pub const MOST_WORST: usize = 20;
+/// Most pods in [`MirrorStatus::uncovered`].
+pub const MOST_UNCOVERED: usize = 20;
 /// Most bytes of a text that comes from a node.
 const MOST_BYTES: usize = 512;
 /// Most bytes of a word or name that comes from a node.
@@ -36,11 +36,13 @@ const MOST_BYTES_OF_NAME: usize = 253;
 /// Most reasons in the sentence of the condition `Covered`.
 const MOST_REASONS: usize = 5;
 
+/// The type of the condition that sums up the others; also that of a MirrorTarget.
+pub const READY: &str = "Ready";
 /// The type of the condition that says whether it can be used; also that of a MirrorTarget.
 pub const ACCEPTED: &str = "Accepted";
 /// The type of the condition that says whether all its pods are mirrored as it asks.
 pub const COVERED: &str = "Covered";
-/// The type of the condition that says whether its limits have ended it; also what [`MirrorStatus::ends`] says then.
+/// The type of the condition that says whether its limits have ended it.
 pub const ENDED: &str = "Ended";
 
 /// A Mirror or ClusterMirror, as far as its status depends on it.
@@ -48,29 +50,10 @@ pub const ENDED: &str = "Ended";
 pub struct Asked {
     /// `metadata.generation`.
     pub generation: i64,
-    /// The limits that end it, in short; `None`: there are none.
-    pub ends: Option<String>,
     /// Why no node can use it, where that does not depend on the node.
     pub refused: Option<Refusal>,
     /// Number of nodes that have more to report than a MirrorNode holds, and may have omitted it.
     pub left_out: usize,
-}
-
-/// The limits of a Mirror in short, as in `15m, 100k packets`.
-pub fn ends(limits: Option<&Limits>) -> Option<String> {
-    let limits = limits?;
-    let number = |number: &k8s_openapi::apimachinery::pkg::util::intstr::IntOrString| {
-        use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString::{Int, String};
-        match number {
-            Int(number) => number.to_string(),
-            String(text) => text.clone(),
-        }
-    };
-    let duration = limits.duration.clone();
-    let packets = limits.packets.as_ref().map(|packets| format!("{} packets", number(packets)));
-    let bytes = limits.bytes.as_ref().map(|bytes| format!("{} bytes", number(bytes)));
-    let limits: Vec<_> = [duration, packets, bytes].into_iter().flatten().collect();
-    (!limits.is_empty()).then(|| name(&limits.join(", ")))
 }
 
 /// The status of a Mirror or ClusterMirror. `reports` has the name of each node that reports on it, once, with the
@@ -86,27 +69,26 @@ pub fn sum<'r>(
     let sums = Sums::of(&reports);
     let generations = reports.values().map(|report| report.observed_generation);
     let observed_generation = observed(generations, asked.generation);
-    let ended = sums.ended();
-    let ends = if ended.0 == "True" { Some(ENDED.to_owned()) } else { asked.ends.clone() };
     let (accepted, reason) = accepted(asked, &reports);
-    let covered = sums.covered(asked, reason);
+    let (covered, ended) = (sums.covered(asked, reason), sums.ended());
+    let ready = ready(&accepted, &covered, &ended);
     let before = before.map_or(&[][..], |before| &before.conditions);
-    let conditions = [(ACCEPTED, accepted), (COVERED, covered), (ENDED, ended)];
-    let Sums { pods, packets, not_covered, reasons, .. } = sums;
-    let worst: Vec<_> = not_covered.into_iter().take(MOST_WORST).collect();
-    let more = reasons.saturating_sub(number(worst.len()));
+    let conditions = [(READY, ready), (ACCEPTED, accepted), (COVERED, covered), (ENDED, ended)];
+    let Sums { pods, packets, expires, uncovered, reasons, .. } = sums;
+    let uncovered: Vec<_> = uncovered.into_iter().take(MOST_UNCOVERED).collect();
+    let more = reasons.saturating_sub(number(uncovered.len()));
     MirrorStatus {
         observed_generation,
         conditions: conditions
             .into_iter()
             .map(|(type_, value)| condition(type_, value, observed_generation, before, now))
             .collect(),
-        nodes: number(reports.len()),
+        reporting_nodes: number(reports.len()),
         pods,
         packets,
-        ends,
-        worst,
-        more_not_covered: (more > 0).then_some(more),
+        expiration_time: expires.cloned(),
+        uncovered,
+        more_uncovered: (more > 0).then_some(more),
     }
 }
 
@@ -142,6 +124,15 @@ fn condition(
         message,
         observed_generation: Some(observed_generation),
         last_transition_time: same.map_or(now, |before| &before.last_transition_time).clone(),
+    }
+}
+
+/// The condition `Ready`: the first of the others that says why nothing, or not everything, is copied.
+fn ready(accepted: &Value, covered: &Value, ended: &Value) -> Value {
+    match (accepted.0, ended.0) {
+        ("True", "True") => ("False", ended.1.clone(), ended.2.clone()),
+        ("True", _) => covered.clone(),
+        _ => accepted.clone(),
     }
 }
 
@@ -199,19 +190,21 @@ fn most_told<'r>(
 
 /// The sums of all reports.
 #[derive(Default)]
-struct Sums {
+struct Sums<'r> {
     pods: Pods,
     packets: Packets,
     nics: i64,
     ended: i64,
+    /// The last time at which a limit ends it on a node.
+    expires: Option<&'r Time>,
     /// The first pods that are not covered, with their nodes; more than a status reports.
-    not_covered: BTreeSet<Worst>,
+    uncovered: BTreeSet<Uncovered>,
     /// How many reasons there are, with those that no node names.
     reasons: i64,
 }
 
-impl Sums {
-    fn of(reports: &BTreeMap<&str, &MirrorSummary>) -> Self {
+impl<'r> Sums<'r> {
+    fn of(reports: &BTreeMap<&str, &'r MirrorSummary>) -> Self {
         let mut sums = Self::default();
         for (node, report) in reports {
             let selected = report.pods.selected.max(0);
@@ -221,12 +214,13 @@ impl Sums {
             add(&mut sums.packets.lost, report.packets.lost);
             add(&mut sums.nics, report.nics);
             add(&mut sums.ended, report.ended.min(report.nics));
-            add(&mut sums.reasons, number(report.not_covered.len()));
-            add(&mut sums.reasons, report.more_not_covered.unwrap_or(0));
-            for of in &report.not_covered {
-                sums.not_covered.insert(Worst { of: cut(of), node: name(node) });
-                if sums.not_covered.len() > MOST_WORST {
-                    sums.not_covered.pop_last();
+            add(&mut sums.reasons, number(report.uncovered.len()));
+            add(&mut sums.reasons, report.more_uncovered.unwrap_or(0));
+            sums.expires = sums.expires.max(report.expiration_time.as_ref());
+            for of in &report.uncovered {
+                sums.uncovered.insert(cut(of, node));
+                if sums.uncovered.len() > MOST_UNCOVERED {
+                    sums.uncovered.pop_last();
                 }
             }
         }
@@ -238,7 +232,7 @@ impl Sums {
         let is = |status, reason: &str, message| (status, reason.to_owned(), message);
         if covered < selected {
             let missing = selected - covered;
-            let words: BTreeSet<_> = self.not_covered.iter().map(|worst| worst.of.reason.as_str()).collect();
+            let words: BTreeSet<_> = self.uncovered.iter().map(|of| of.reason.as_str()).collect();
             let words: Vec<_> = refused.as_deref().into_iter().chain(words).take(MOST_REASONS).collect();
             let why = if words.is_empty() { String::new() } else { format!(": {}", words.join(", ")) };
             return is("False", "NotCovered", format!("{missing} of {} not covered{why}", are(selected)));
@@ -284,13 +278,14 @@ fn number(count: usize) -> i64 {
     count.try_into().unwrap_or(i64::MAX)
 }
 
-fn cut(NotCovered { namespace, pod, nic, reason, message }: &NotCovered) -> NotCovered {
-    NotCovered {
+fn cut(Uncovered { namespace, pod, nic, reason, message, node: _ }: &Uncovered, node: &str) -> Uncovered {
+    Uncovered {
         namespace: name(namespace),
         pod: name(pod),
         nic: nic.as_deref().map(name),
         reason: word(reason),
         message: text(message),
+        node: Some(name(node)),
     }
 }
 

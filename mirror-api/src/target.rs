@@ -5,12 +5,17 @@
     reason = "`KubeSchema` derives the schema from a copy of the type inside a function"
 )]
 
-use k8s_openapi::apimachinery::pkg::{apis::meta::v1::LabelSelector, util::intstr::IntOrString};
+use std::collections::BTreeMap;
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use kube::{CustomResource, KubeSchema};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::MirrorTargetStatus;
+use crate::{
+    MirrorTargetStatus, RateLimit,
+    mirror::{NAMES, NAMES_MESSAGE},
+};
 
 /// MirrorTargetSpec describes the destination of the copies: exactly one of device, pod, vxlan, geneve, gre
 /// and erspan. It also limits the namespaces that may use it, and the rate.
@@ -24,9 +29,8 @@ use crate::MirrorTargetStatus;
     shortname = "mtarget",
     category = "podmirror",
     doc = "MirrorTarget is a target for copies on each node. Mirrors, ClusterMirrors and annotations refer to it by its \
-           name. A target of the agent's flag --target takes precedence over a MirrorTarget of the same name.",
-    validation = Rule::new("self.metadata.name.size() <= 63 && !self.metadata.name.contains('.')")
-        .message("the name must have at most 63 characters and no dot"),
+           name. A target of the agent's flag --define-target takes precedence over a MirrorTarget of the same name.",
+    validation = Rule::new(NAMES).message(NAMES_MESSAGE),
     validation = Rule::new("self.metadata.name != 'default'")
         .message("the name default is reserved for the mirror interface of the agents: use another name"),
     validation = Rule::new(
@@ -36,14 +40,9 @@ use crate::MirrorTargetStatus;
     .message("use exactly one of device, pod, vxlan, geneve, gre and erspan"),
     validation = Rule::new("!has(self.spec.oversize) || !(has(self.spec.device) || has(self.spec.pod))")
         .message("spec.oversize is allowed only for a tunnel"),
-    printcolumn(name = "Device", type_ = "string", json_path = ".spec.device.name"),
-    printcolumn(name = "Pod Namespace", type_ = "string", json_path = ".spec.pod.namespace"),
-    printcolumn(name = "VXLAN", type_ = "string", json_path = ".spec.vxlan.remote"),
-    printcolumn(name = "GENEVE", type_ = "string", json_path = ".spec.geneve.remote"),
-    printcolumn(name = "GRE", type_ = "string", json_path = ".spec.gre.remote"),
-    printcolumn(name = "ERSPAN", type_ = "string", json_path = ".spec.erspan.remote"),
-    printcolumn(name = "Ready", type_ = "integer", json_path = ".status.nodes.ready"),
-    printcolumn(name = "Nodes", type_ = "integer", json_path = ".status.nodes.of"),
+    printcolumn(name = "Type", type_ = "string", json_path = ".status.type"),
+    printcolumn(name = "Destination", type_ = "string", json_path = ".status.destination"),
+    printcolumn(name = "Ready", type_ = "string", json_path = ".status.readyNodes"),
     printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp")
 )]
 #[serde(rename_all = "camelCase")]
@@ -71,18 +70,35 @@ pub struct MirrorTargetSpec {
     /// other software.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub oversize: Option<TargetOversize>,
-    /// Labels of the namespaces whose Mirrors and annotations may use this target. Defaults to all
-    /// namespaces. ClusterMirrors may use every target.
+    /// Namespaces whose Mirrors and annotations may use this target. Defaults to none. ClusterMirrors may use
+    /// every target.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub allowed_namespaces: Option<LabelSelector>,
-    /// Limits the copies per second to this target from each node, over all its pods: in packets, for example
-    /// 200kpps, in bits, for example 1Gbit, or both, for example 200kpps,1Gbit. An unused rate accumulates
-    /// for a short time, which burst sets, for example 200kpps,burst=100ms.
+    pub allowed_namespaces: Option<AllowedNamespaces>,
+    /// Limits the copies per second to this target from each node, over all its pods.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(regex(
-        pattern = r"^([0-9]+[kMG]?(pps|bit|bit/s)|burst=([0-9]+(ms|s))+)(,([0-9]+[kMG]?(pps|bit|bit/s)|burst=([0-9]+(ms|s))+))*$"
-    ))]
-    pub max_rate: Option<String>,
+    pub rate_limit: Option<RateLimit>,
+}
+
+/// AllowedNamespaces selects namespaces.
+#[derive(Serialize, Deserialize, KubeSchema, Debug, Clone, PartialEq)]
+#[serde(rename_all = "camelCase")]
+#[x_kube(validation = Rule::new("has(self.selector) == (self.from == 'Selector')")
+    .message("use selector with from: Selector, and only with it"))]
+pub struct AllowedNamespaces {
+    /// All for all namespaces, or Selector for those that selector selects.
+    pub from: FromNamespaces,
+    /// Labels of the namespaces, with from: Selector.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub selector: Option<LabelSelector>,
+}
+
+/// FromNamespaces is the way in which namespaces are selected.
+#[derive(Serialize, Deserialize, JsonSchema, Debug, Clone, Copy, PartialEq, Eq)]
+pub enum FromNamespaces {
+    /// All namespaces.
+    All,
+    /// The namespaces with certain labels.
+    Selector,
 }
 
 /// TargetDevice names a mirror interface of each node.
@@ -94,10 +110,11 @@ pub struct TargetDevice {
     pub name: String,
 }
 
-/// TargetPod selects a pod on the node, by its name or by a label.
+/// TargetPod selects a pod on the node, by its name or by labels.
 #[derive(Serialize, Deserialize, KubeSchema, Debug, Clone, Default, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
-#[x_kube(validation = Rule::new("has(self.name) != has(self.label)").message("use exactly one of name and label"))]
+#[x_kube(validation = Rule::new("has(self.name) != has(self.podSelector)")
+    .message("use exactly one of name and podSelector"))]
 pub struct TargetPod {
     /// Namespace of the pod.
     #[schemars(length(min = 1, max = 63))]
@@ -106,11 +123,9 @@ pub struct TargetPod {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 253))]
     pub name: Option<String>,
-    /// Label of the pod, for example app=suricata. Pods of a DaemonSet have generated names, but the same
-    /// labels.
+    /// Labels of the pod. Pods of a DaemonSet have generated names, but the same labels.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(length(min = 3, max = 381), regex(pattern = r"^[^=]+=[^=]+$"))]
-    pub label: Option<String>,
+    pub pod_selector: Option<PodSelector>,
     /// NIC that receives the copies, by its name inside the pod. Defaults to the first NIC that leads to the
     /// node.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -118,18 +133,50 @@ pub struct TargetPod {
     pub nic: Option<String>,
 }
 
-/// TargetVxlan describes a VXLAN tunnel.
+/// PodSelector selects a pod by its labels.
 #[derive(Serialize, Deserialize, JsonSchema, Debug, Clone, Default, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
+pub struct PodSelector {
+    /// Labels that the pod must have, for example app: suricata.
+    #[schemars(extend("minProperties" = 1, "maxProperties" = 4))]
+    pub match_labels: BTreeMap<String, String>,
+}
+
+/// KeyRange is a range of the keys of a tunnel.
+#[derive(Serialize, Deserialize, KubeSchema, Debug, Clone, Default, PartialEq, Eq)]
+#[serde(rename_all = "camelCase")]
+#[x_kube(validation = Rule::new("self.min < self.max").message("min must be less than max"))]
+pub struct KeyRange {
+    /// First key.
+    #[schemars(range(min = 1, max = 4_294_967_295_i64))]
+    pub min: i64,
+    /// Last key.
+    #[schemars(range(min = 1, max = 4_294_967_295_i64))]
+    pub max: i64,
+}
+
+/// TargetVxlan describes a VXLAN tunnel.
+#[derive(Serialize, Deserialize, KubeSchema, Debug, Clone, Default, PartialEq, Eq)]
+#[serde(rename_all = "camelCase")]
+#[x_kube(
+    validation = Rule::new("has(self.vni) != has(self.vniRange)").message("use exactly one of vni and vniRange"),
+    validation = Rule::new("!has(self.vniRange) || self.vniRange.max <= 16777215").message("vniRange.max must be at most 16777215")
+)]
 pub struct TargetVxlan {
     /// IP address of the remote end.
-    pub remote: String,
+    #[serde(rename = "remoteIP")]
+    #[schemars(length(max = 45))]
+    pub remote_ip: String,
     /// UDP port of the remote end. The standard port, 4789, may be in use by the node's CNI.
     #[schemars(range(min = 1, max = 65535))]
-    pub port: i32,
-    /// VNI, or a range of VNIs, for example 100-199, from which each NIC gets its own.
-    #[schemars(extend("pattern" = r"^[0-9]+(-[0-9]+)?$"))]
-    pub vni: IntOrString,
+    pub destination_port: i32,
+    /// VNI of all copies.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 16_777_215))]
+    pub vni: Option<i64>,
+    /// Range from which each NIC gets its own VNI.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub vni_range: Option<KeyRange>,
     /// Device of other software, in external mode, that sends the packets. Defaults to a device that the
     /// agent creates.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -138,17 +185,27 @@ pub struct TargetVxlan {
 }
 
 /// TargetGeneve describes a GENEVE tunnel.
-#[derive(Serialize, Deserialize, JsonSchema, Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Serialize, Deserialize, KubeSchema, Debug, Clone, Default, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
+#[x_kube(
+    validation = Rule::new("has(self.vni) != has(self.vniRange)").message("use exactly one of vni and vniRange"),
+    validation = Rule::new("!has(self.vniRange) || self.vniRange.max <= 16777215").message("vniRange.max must be at most 16777215")
+)]
 pub struct TargetGeneve {
     /// IP address of the remote end.
-    pub remote: String,
+    #[serde(rename = "remoteIP")]
+    #[schemars(length(max = 45))]
+    pub remote_ip: String,
     /// UDP port of the remote end. The standard port, 6081, may be in use by the node's CNI.
     #[schemars(range(min = 1, max = 65535))]
-    pub port: i32,
-    /// VNI, or a range of VNIs, for example 100-199, from which each NIC gets its own.
-    #[schemars(extend("pattern" = r"^[0-9]+(-[0-9]+)?$"))]
-    pub vni: IntOrString,
+    pub destination_port: i32,
+    /// VNI of all copies.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 16_777_215))]
+    pub vni: Option<i64>,
+    /// Range from which each NIC gets its own VNI.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub vni_range: Option<KeyRange>,
     /// Whether each packet carries an option that identifies its NIC and direction. Defaults to false.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub identity: Option<bool>,
@@ -160,14 +217,22 @@ pub struct TargetGeneve {
 }
 
 /// TargetGre describes an Ethernet-in-GRE tunnel.
-#[derive(Serialize, Deserialize, JsonSchema, Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Serialize, Deserialize, KubeSchema, Debug, Clone, Default, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
+#[x_kube(validation = Rule::new("has(self.key) != has(self.keyRange)")
+    .message("use exactly one of key and keyRange"))]
 pub struct TargetGre {
     /// IP address of the remote end.
-    pub remote: String,
-    /// Key, or a range of keys, for example 100-199, from which each NIC gets its own.
-    #[schemars(extend("pattern" = r"^[0-9]+(-[0-9]+)?$"))]
-    pub key: IntOrString,
+    #[serde(rename = "remoteIP")]
+    #[schemars(length(max = 45))]
+    pub remote_ip: String,
+    /// Key of all copies.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 4_294_967_295_i64))]
+    pub key: Option<i64>,
+    /// Range from which each NIC gets its own key.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub key_range: Option<KeyRange>,
     /// Device of other software, in external mode, that sends the packets. Defaults to a device that the
     /// agent creates.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -176,14 +241,24 @@ pub struct TargetGre {
 }
 
 /// TargetErspan describes an ERSPAN type II tunnel.
-#[derive(Serialize, Deserialize, JsonSchema, Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Serialize, Deserialize, KubeSchema, Debug, Clone, Default, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
+#[x_kube(
+    validation = Rule::new("has(self.sessionID) != has(self.sessionIDRange)").message("use exactly one of sessionID and sessionIDRange"),
+    validation = Rule::new("!has(self.sessionIDRange) || self.sessionIDRange.max <= 1023").message("sessionIDRange.max must be at most 1023")
+)]
 pub struct TargetErspan {
     /// IP address of the remote end.
-    pub remote: String,
-    /// Session ID from 1 to 1023, or a range of them, for example 100-199, from which each NIC gets its own.
-    #[schemars(extend("pattern" = r"^[0-9]+(-[0-9]+)?$"))]
-    pub session: IntOrString,
+    #[serde(rename = "remoteIP")]
+    #[schemars(length(max = 45))]
+    pub remote_ip: String,
+    /// Session ID of all copies.
+    #[serde(rename = "sessionID", default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 1023))]
+    pub session_id: Option<i64>,
+    /// Range from which each NIC gets its own session ID.
+    #[serde(rename = "sessionIDRange", default, skip_serializing_if = "Option::is_none")]
+    pub session_id_range: Option<KeyRange>,
     /// Device of other software, in external mode, that sends the packets. Defaults to a device that the
     /// agent creates.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -50,20 +50,14 @@ fn a_cluster_mirror_has_all_fields_of_a_mirror() {
 #[test]
 fn texts_with_a_form_have_a_pattern() {
     let spec = schema(&Mirror::crd())["properties"]["spec"]["properties"].clone();
-    let limits = &spec["limits"]["properties"];
-    let fields = [
-        &spec["sample"],
-        &spec["rate"],
-        &spec["targetRef"]["properties"]["name"],
-        &limits["duration"],
-        &limits["packets"],
-        &limits["bytes"],
-    ];
-    for field in fields {
+    let [limits, rate] = ["limits", "rateLimit"].map(|name| &spec[name]["properties"]);
+    let quantities =
+        [&limits["packets"], &limits["bytes"], &rate["packetsPerSecond"], &rate["bitsPerSecond"]];
+    for field in [&spec["targetRef"]["properties"]["name"], &limits["duration"], &rate["burst"]] {
         assert!(field["pattern"].is_string(), "{field}");
     }
-    for field in [&limits["packets"], &limits["bytes"]] {
-        assert_eq!(field["x-kubernetes-int-or-string"], true, "{field}");
+    for field in quantities {
+        assert!(field["pattern"].is_string() && field["x-kubernetes-int-or-string"] == true, "{field}");
     }
 }
 
@@ -87,7 +81,9 @@ fn every_text_list_and_map_of_a_spec_has_a_bound() {
         }
         if schema["type"] == "array" {
             has("maxItems");
+            assert!(schema["x-kubernetes-list-type"].is_string(), "{path}: {schema}");
         }
+        assert!(schema["nullable"].is_null(), "{path}: an absent field is left out");
         let mut checked = 1;
         if schema["additionalProperties"].is_object() {
             has("maxProperties");

@@ -36,6 +36,7 @@ use tower::{
     BoxError, Service, ServiceBuilder,
     filter::AsyncFilterLayer,
     retry::RetryLayer,
+    timeout::TimeoutLayer,
     util::{MapFuture, MapRequestLayer},
 };
 
@@ -57,12 +58,17 @@ struct Way {
     credentials: Option<AuthLayer>,
     helper: Option<Helper>,
     token_file: Option<TokenFile>,
+    timeout: Option<Duration>,
     #[cfg(feature = "tls")]
     tls: Option<rustls::ClientConfig>,
 }
 
-/// Creates the client. Runs the credential helper, and sends no request yet.
-pub(crate) fn client(Access { mut config, proxy }: Access) -> anyhow::Result<Client> {
+/// Creates the client, with a timeout for the answer to a request to begin. Runs the credential helper, and sends no
+/// request yet.
+pub(crate) fn client(
+    Access { mut config, proxy }: Access,
+    timeout: Option<Duration>,
+) -> anyhow::Result<Client> {
     let token_file =
         config.auth_info.token_file.take().map(|file| TokenFile::open(file.into())).transpose()?;
     // Before TLS: kube would run the helper again if it provides a certificate, and ignore the reason of its failure.
@@ -94,6 +100,7 @@ pub(crate) fn client(Access { mut config, proxy }: Access) -> anyhow::Result<Cli
         credentials,
         helper,
         token_file,
+        timeout,
         #[cfg(feature = "tls")]
         tls,
     };
@@ -175,7 +182,7 @@ impl Way {
         C::Future: Send + Unpin + 'static,
         C::Error: Into<BoxError>,
     {
-        let Self { config, credentials, helper, token_file, .. } = self;
+        let Self { config, credentials, helper, token_file, timeout, .. } = self;
         let http: HttpClient<_, Body> = HttpClient::builder(TokioExecutor::new()).build(connector);
         let retry = config.default_retry.then(|| RetryLayer::new(RetryPolicy::server_retry()));
         let token = token_file.map(|file| MapRequestLayer::new(move |request| file.authorize(request)));
@@ -186,6 +193,7 @@ impl Way {
             .option_layer(helper.map(AsyncFilterLayer::new))
             .option_layer(token)
             .layer(config.extra_headers_layer()?)
+            .option_layer(timeout.map(TimeoutLayer::new))
             .map_err(BoxError::from)
             .service(http);
         Ok(Client::new(service, config.default_namespace))

@@ -11,7 +11,10 @@ use anyhow::{Context as _, anyhow, bail};
 use http::Uri;
 use kube::{
     Config,
-    config::{AuthInfo, Cluster, KubeConfigOptions, Kubeconfig, KubeconfigError},
+    config::{
+        AuthInfo, Cluster, Context, KubeConfigOptions, Kubeconfig, KubeconfigError, NamedAuthInfo,
+        NamedCluster, NamedContext,
+    },
 };
 use serde_json::Value;
 
@@ -44,13 +47,13 @@ pub(crate) async fn load(options: &Options, environment: &Environment) -> anyhow
         };
         merged = merged.merge(read).with_context(|| format!("the kubeconfig {}", file.display()))?;
     }
-    let Some(context) = options.context.clone().or_else(|| merged.current_context.clone()) else {
+    let context = options.context.clone().or_else(|| merged.current_context.clone());
+    let Some(context) = context.or_else(|| without_context(&mut merged, options)) else {
         let config = Config::incluster().with_context(|| nothing(&files))?;
         let proxy = proxy::of(&config.cluster_url, None, environment)?;
         return Ok(Access { config, proxy });
     };
-    let proxy_url = prepare(&mut merged, &context)?;
-    let of_context = KubeConfigOptions { context: Some(context), ..KubeConfigOptions::default() };
+    let (of_context, proxy_url) = prepare(&mut merged, context, options)?;
     // Its errors repeat those of their sources.
     let mut config =
         Config::from_custom_kubeconfig(merged, &of_context).await.map_err(|why| anyhow!("{why}"))?;
@@ -104,25 +107,50 @@ fn without_empty(kubeconfig: Kubeconfig, file: &Path) -> anyhow::Result<Kubeconf
     Ok(serde_json::from_value(value)?)
 }
 
-/// Applies client-go's defaults to the context's cluster and user, and refuses what client-go refuses. Returns
-/// `proxy-url`.
-fn prepare(kubeconfig: &mut Kubeconfig, context: &str) -> anyhow::Result<Option<String>> {
-    let named = kubeconfig.contexts.iter().find(|named| named.name == context);
+/// Adds a context without a name for options that name a cluster or its server. Returns the name.
+fn without_context(kubeconfig: &mut Kubeconfig, options: &Options) -> Option<String> {
+    options.cluster.as_ref().or(options.cluster_fields.server.as_ref())?;
+    kubeconfig.contexts.push(NamedContext { context: Some(Context::default()), ..NamedContext::default() });
+    Some(String::new())
+}
+
+/// Applies the options and client-go's defaults to the context's cluster and user, and refuses what client-go refuses.
+/// Returns their names, and `proxy-url`.
+fn prepare(
+    kubeconfig: &mut Kubeconfig,
+    context: String,
+    options: &Options,
+) -> anyhow::Result<(KubeConfigOptions, Option<String>)> {
+    let Kubeconfig { contexts, clusters, auth_infos, .. } = kubeconfig;
+    let named = contexts.iter().find(|named| named.name == context);
     let named = named.and_then(|named| named.context.clone());
     let named = named.with_context(|| format!("the kubeconfig has no context {context:?}"))?;
-    let cluster = kubeconfig.clusters.iter_mut().find(|cluster| cluster.name == named.cluster);
+    let cluster_name = options.cluster.clone().unwrap_or(named.cluster);
+    if options.cluster.is_none() && options.cluster_fields.server.is_some() {
+        // The first one of this name counts.
+        let (name, cluster) = (cluster_name.clone(), Some(Cluster::default()));
+        clusters.push(NamedCluster { name, cluster, ..NamedCluster::default() });
+    }
+    let cluster = clusters.iter_mut().find(|cluster| cluster.name == cluster_name);
     let cluster = cluster.and_then(|cluster| cluster.cluster.as_mut());
-    let cluster = cluster.with_context(|| format!("the kubeconfig has no cluster {:?}", named.cluster))?;
+    let cluster = cluster.with_context(|| format!("the kubeconfig has no cluster {cluster_name:?}"))?;
+    replace_cluster(cluster, &options.cluster_fields);
     let is_encrypted =
-        complete(cluster).with_context(|| format!("the cluster {:?} of the kubeconfig", named.cluster))?;
+        complete(cluster).with_context(|| format!("the cluster {cluster_name:?} of the kubeconfig"))?;
     // Removed, because kube's loader has other rules for it.
     let proxy_url = cluster.proxy_url.take();
-    let users = kubeconfig.auth_infos.iter_mut().filter(|user| Some(&user.name) == named.user.as_ref());
-    for auth_info in users.filter_map(|user| user.auth_info.as_mut()) {
+    let user_name = match &options.user {
+        Some(user) if !auth_infos.iter().any(|named| named.name == *user) => {
+            bail!("the kubeconfig has no user {user:?}")
+        }
+        user => user.clone().or(named.user).unwrap_or_default(),
+    };
+    auth_infos.push(NamedAuthInfo { name: user_name.clone(), ..NamedAuthInfo::default() });
+    let user = auth_infos.iter_mut().find(|user| user.name == user_name);
+    if let Some(auth_info) = user.map(|user| user.auth_info.get_or_insert_default()) {
+        replace_user(auth_info, &options.user_fields);
         if is_encrypted {
-            check_user(auth_info).with_context(|| {
-                format!("the user {:?} of the kubeconfig", named.user.as_deref().unwrap_or_default())
-            })?;
+            check_user(auth_info).with_context(|| format!("the user {user_name:?} of the kubeconfig"))?;
         } else {
             // Unencrypted credentials could be read on the way.
             *auth_info = AuthInfo {
@@ -134,7 +162,40 @@ fn prepare(kubeconfig: &mut Kubeconfig, context: &str) -> anyhow::Result<Option<
             };
         }
     }
-    Ok(proxy_url)
+    let names =
+        KubeConfigOptions { context: Some(context), cluster: Some(cluster_name), user: Some(user_name) };
+    Ok((names, proxy_url))
+}
+
+/// Replaces fields of a cluster as client-go does: another server has its own name in the certificate, and there is one
+/// kind of verification.
+fn replace_cluster(cluster: &mut Cluster, fields: &Cluster) {
+    if fields.server.is_some() {
+        cluster.tls_server_name = None;
+    }
+    replace(&mut cluster.server, &fields.server);
+    replace(&mut cluster.tls_server_name, &fields.tls_server_name);
+    if fields.insecure_skip_tls_verify == Some(true) || fields.certificate_authority.is_some() {
+        cluster.insecure_skip_tls_verify = fields.insecure_skip_tls_verify;
+        cluster.certificate_authority.clone_from(&fields.certificate_authority);
+        cluster.certificate_authority_data = None;
+    }
+}
+
+fn replace_user(user: &mut AuthInfo, fields: &AuthInfo) {
+    if fields.token.is_some() {
+        user.token_file = None;
+    }
+    replace(&mut user.token, &fields.token);
+    replace(&mut user.impersonate, &fields.impersonate);
+    replace(&mut user.impersonate_uid, &fields.impersonate_uid);
+    replace(&mut user.impersonate_groups, &fields.impersonate_groups);
+}
+
+fn replace<T: Clone>(field: &mut Option<T>, by: &Option<T>) {
+    if by.is_some() {
+        field.clone_from(by);
+    }
 }
 
 /// client-go prefers the token file, because it contains the newest token.

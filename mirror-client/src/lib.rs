@@ -15,19 +15,32 @@ mod tls;
 mod token;
 mod words;
 
-use std::{collections::BTreeMap, env, path::PathBuf};
+use std::{collections::BTreeMap, env, path::PathBuf, time::Duration};
 
-use kube::Client;
+use kube::{
+    Client,
+    config::{AuthInfo, Cluster},
+};
 
 pub use self::words::in_words;
 
-/// The cluster options of the command line.
+/// The cluster options of the command line, with the meaning of kubectl's.
 #[derive(Debug, Default, Clone)]
 pub struct Options {
     /// The only kubeconfig file to read; it must exist.
     pub kubeconfig: Option<PathBuf>,
     /// The context, if not the current one.
     pub context: Option<String>,
+    /// The cluster of the kubeconfig, if not that of the context.
+    pub cluster: Option<String>,
+    /// The user of the kubeconfig, if not that of the context.
+    pub user: Option<String>,
+    /// Fields that replace those of the cluster: the server, its name in the certificate, and how it is verified.
+    pub cluster_fields: Cluster,
+    /// Fields that replace those of the user: the token, and whom to impersonate.
+    pub user_fields: AuthInfo,
+    /// Timeout for the answer to a request to begin.
+    pub request_timeout: Option<Duration>,
 }
 
 /// The environment variables and the home directory.
@@ -63,5 +76,5 @@ impl Environment {
 ///
 /// There is neither of them, or the kubeconfig is invalid.
 pub async fn connect(options: &Options, environment: &Environment) -> anyhow::Result<Client> {
-    connection::client(kubeconfig::load(options, environment).await?)
+    connection::client(kubeconfig::load(options, environment).await?, options.request_timeout)
 }

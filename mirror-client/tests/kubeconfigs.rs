@@ -62,6 +62,8 @@ struct Setup {
     files: Vec<(&'static str, String)>,
     variables: Vec<(&'static str, String)>,
     options: Options,
+    /// The same options, as arguments of kubectl.
+    arguments: Vec<String>,
 }
 
 impl Place {
@@ -110,6 +112,29 @@ impl Setup {
 
     fn variable(mut self, name: &'static str, value: impl Into<String>) -> Self {
         self.variables.push((name, value.into()));
+        self
+    }
+
+    /// An option of the command line.
+    fn option(mut self, name: &'static str, value: impl Into<String>) -> Self {
+        let value = value.into();
+        self.arguments.push(format!("--{name}={value}"));
+        let Options { cluster_fields, user_fields, .. } = &mut self.options;
+        match name {
+            "kubeconfig" => self.options.kubeconfig = Some(value.into()),
+            "context" => self.options.context = Some(value),
+            "cluster" => self.options.cluster = Some(value),
+            "user" => self.options.user = Some(value),
+            "server" => cluster_fields.server = Some(value),
+            "certificate-authority" => cluster_fields.certificate_authority = Some(value),
+            "insecure-skip-tls-verify" => cluster_fields.insecure_skip_tls_verify = Some(value == "true"),
+            "tls-server-name" => cluster_fields.tls_server_name = Some(value),
+            "token" => user_fields.token = Some(value.into()),
+            "as" => user_fields.impersonate = Some(value),
+            "as-uid" => user_fields.impersonate_uid = Some(value),
+            "as-group" => user_fields.impersonate_groups.get_or_insert_default().push(value),
+            _ => unreachable!("{name}"),
+        }
         self
     }
 }
@@ -272,13 +297,7 @@ impl Place {
         let mut kubectl = Command::new("kubectl");
         kubectl.env_clear().env("PATH", std::env::var_os("PATH")?).env("HOME", &self.dir);
         kubectl.envs(setup.variables.iter().map(|(name, value)| (name, value)));
-        kubectl.args(["version", "--request-timeout", "10s"]);
-        if let Some(file) = &setup.options.kubeconfig {
-            kubectl.arg("--kubeconfig").arg(file);
-        }
-        if let Some(context) = &setup.options.context {
-            kubectl.arg("--context").arg(context);
-        }
+        kubectl.args(["version", "--request-timeout", "10s"]).args(&setup.arguments);
         let output = kubectl.stdin(Stdio::null()).output().await.ok()?;
         let error = String::from_utf8_lossy(&output.stderr).into_owned();
         Some(self.outcome((!output.status.success()).then_some(error)))
@@ -645,18 +664,107 @@ fn rows() -> Vec<Row> {
         (
             "--kubeconfig that is not there",
             |at| {
-                let options = Options { kubeconfig: Some(at.dir.join("missing")), context: None };
-                Setup { options, ..at.config(&json!({}), &json!({ "token": "secret" })) }
+                let missing = at.dir.join("missing").display().to_string();
+                at.config(&json!({}), &json!({ "token": "secret" })).option("kubeconfig", missing)
             },
             Err("/missing: No such file or directory"),
         ),
         (
             "a context that is not there",
-            |at| {
-                let options = Options { kubeconfig: None, context: Some("there".into()) };
-                Setup { options, ..at.config(&json!({}), &json!({ "token": "secret" })) }
-            },
+            |at| at.config(&json!({}), &json!({ "token": "secret" })).option("context", "there"),
             Err("the kubeconfig has no context \"there\""),
+        ),
+        (
+            "--token and --as, --as-group, --as-uid",
+            |at| {
+                let user = json!({ "token": "secret", "as": "bob", "as-groups": ["b"] });
+                let setup = at.config(&json!({}), &user).option("token", "other").option("as", "ada");
+                setup.option("as-uid", "7").option("as-group", "a").option("as-group", "c")
+            },
+            Ok(Seen {
+                impersonated: ["group=a", "group=c", "uid=7", "user=ada"]
+                    .map(|header| format!("impersonate-{header}"))
+                    .into(),
+                ..with_token("other")
+            }),
+        ),
+        (
+            "--token, and a helper of the kubeconfig",
+            |at| at.config(&json!({}), &exec("./missing")).option("token", "other"),
+            Ok(with_token("other")),
+        ),
+        (
+            "--token, and a context without a user",
+            |at| {
+                let file = at.dir.join("config").display().to_string();
+                let mut setup = at.config(&json!({}), &json!({}));
+                setup.files[0].1 = setup.files[0].1.replace(",\"user\":\"user\"", "");
+                setup.option("kubeconfig", file).option("token", "other")
+            },
+            Ok(with_token("other")),
+        ),
+        (
+            "--server and --certificate-authority, which replace those of the cluster",
+            |at| {
+                let cluster = json!({
+                    "server": "https://127.0.0.1:1", "certificate-authority-data": data("other.pem"),
+                    "tls-server-name": "other.test",
+                });
+                at.config(&cluster, &json!({ "token": "secret" }))
+                    .option("server", format!("https://127.0.0.1:{}", at.https))
+                    .option("certificate-authority", format!("{PKI}/ca.pem"))
+            },
+            Ok(with_token("secret")),
+        ),
+        (
+            "--server, --token and no kubeconfig",
+            |at| {
+                Setup::default()
+                    .option("server", format!("https://127.0.0.1:{}", at.https))
+                    .option("insecure-skip-tls-verify", "true")
+                    .option("token", "other")
+            },
+            Ok(with_token("other")),
+        ),
+        (
+            "--token for a server without TLS, which does not get it",
+            |at| Setup::default().option("server", format!("127.0.0.1:{}", at.http)).option("token", "other"),
+            Ok(Seen { authorization: None, ..with_token("") }),
+        ),
+        (
+            "--insecure-skip-tls-verify, and another authority of the kubeconfig",
+            |at| {
+                let cluster = json!({ "certificate-authority-data": data("other.pem") });
+                at.config(&cluster, &json!({ "token": "secret" })).option("insecure-skip-tls-verify", "true")
+            },
+            Ok(with_token("secret")),
+        ),
+        (
+            "--tls-server-name",
+            |at| {
+                let cluster = json!({ "tls-server-name": "other.test" });
+                at.config(&cluster, &json!({ "token": "secret" })).option("tls-server-name", "api.test")
+            },
+            Ok(with_token("secret")),
+        ),
+        (
+            "--cluster and --user, without a context",
+            |at| {
+                let mut setup = at.config(&json!({}), &json!({ "token": "secret" }));
+                setup.files[0].1 = setup.files[0].1.replace("\"current-context\":\"here\",", "");
+                setup.option("cluster", "cluster").option("user", "user")
+            },
+            Ok(with_token("secret")),
+        ),
+        (
+            "--cluster that is not there",
+            |at| at.config(&json!({}), &json!({ "token": "secret" })).option("cluster", "there"),
+            Err("the kubeconfig has no cluster \"there\""),
+        ),
+        (
+            "--user that is not there",
+            |at| at.config(&json!({}), &json!({ "token": "secret" })).option("user", "there"),
+            Err("the kubeconfig has no user \"there\""),
         ),
         (
             "no kubeconfig",

@@ -143,11 +143,13 @@ pub const NODE_LIMITS_LEN: usize = 4;
 
 /// Maximum length of a filter's text in [`SessionInfo::filter`].
 pub const MAX_FILTER_TEXT: usize = 1024;
-/// Maximum length of the name of a target or of a mirror.
+/// Maximum length of the name of a target.
 pub const MAX_NAME: usize = 64;
+/// Maximum length of the name of a mirror: that of a ClusterMirror has 63 bytes and the prefix `clustermirror/`.
+pub const MAX_MIRROR: usize = 80;
 /// Maximum length of a network's name: 63 bytes of a namespace, a slash, and 253 of an object's name.
 pub const MAX_NETWORK: usize = 320;
-/// Maximum length of the text of a destination: a pod has up to 63 bytes of a namespace, 381 of a label, 15 of a NIC.
+/// Maximum length of the text of a destination: of a pod its namespace, its name or labels, and a NIC.
 pub const MAX_DESTINATION: usize = 472;
 
 /// Key of the maps `TAPS` and `TAP_OWNERS`: a tapped device.
@@ -259,7 +261,7 @@ pub struct TapOwner {
 #[repr(C)]
 pub struct SessionInfo {
     /// Name of the mirror.
-    pub mirror: [u8; MAX_NAME],
+    pub mirror: [u8; MAX_MIRROR],
     /// The origin of the mirror, as numbered by the agent's model.
     pub origin: u32,
     /// A number for the text that the author of the mirror wrote, as defined by the agent's model; 0: there is none.

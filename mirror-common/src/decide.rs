@@ -3,10 +3,10 @@
 //! Pure: [`mirror`] is called by the tap programs for every packet, and by tests on the host. It reaches the kernel
 //! through [`Kernel`]. The steps of a session, with the names of their functions:
 //!
-//! 1. screen: does the session copy packets of this kind and direction?
-//! 2. sift: does the packet pass the session's filter, and is its flow in the sample?
-//! 3. spare: has the packet been copied in the same form already? (`marks`)
-//! 4. aim: is there a target, can it take a copy in the session's form, and does anybody read it?
+//! 1. `check_direction`: does the session copy packets of this kind and direction?
+//! 2. `filter_and_sample`: does the packet pass the session's filter, and is its flow in the sample?
+//! 3. `check_duplicate`: has the packet been copied in the same form already? (`marks`)
+//! 4. `check_target`: is there a target, can it take a copy in the session's form, and does anybody read it?
 //! 5. charge: do the rates and budgets allow a copy? Late, so that only copies are charged. (`limit`)
 //! 6. copy: clone to the target's device, or write a record to its ring, and evaluate the result.
 //!
@@ -167,11 +167,11 @@ fn run<K: Kernel>(
     session: &Session,
     copies: Copies,
 ) -> Result<(), Verdict> {
-    screen(packet, direction, session)?;
-    sift(kernel, tap, session)?;
-    spare(session, copies)?;
+    check_direction(packet, direction, session)?;
+    filter_and_sample(kernel, tap, session)?;
+    check_duplicate(session, copies)?;
     let target = kernel.target(tap, session.target).ok_or(Verdict::Failed)?;
-    aim(packet, session, target)?;
+    check_target(packet, session, target)?;
     if target.flags & TARGET_GUARDED != 0
         && kernel.is_refused(session.target, tap.kind().leaves_pod(packet.hook))
     {
@@ -203,7 +203,7 @@ const fn meet(bits: u64, these: u32) -> bool {
 
 /// Step 1: whether the session copies packets of this kind and direction at all.
 #[inline(always)]
-const fn screen(packet: Packet, direction: Direction, session: &Session) -> Result<(), Verdict> {
+const fn check_direction(packet: Packet, direction: Direction, session: &Session) -> Result<(), Verdict> {
     if !meet(session.directions as u64, direction.bit()) {
         return Err(Verdict::OtherDirection);
     }
@@ -215,7 +215,7 @@ const fn screen(packet: Packet, direction: Direction, session: &Session) -> Resu
 
 /// Step 2: whether the packet passes the session's filter and sample, if the session has them.
 #[inline(always)]
-fn sift<K: Kernel>(kernel: &mut K, tap: &Tap, session: &Session) -> Result<(), Verdict> {
+fn filter_and_sample<K: Kernel>(kernel: &mut K, tap: &Tap, session: &Session) -> Result<(), Verdict> {
     if session.flags & SESSION_FILTERED != 0 {
         match kernel.filter(session) {
             FILTER_MATCHES => {}
@@ -246,14 +246,14 @@ fn is_left_to_reader<K: Kernel>(kernel: &mut K, tap: &Tap, session: &Session) ->
 
 /// Step 3: whether there is no copy in the session's form yet.
 #[inline(always)]
-const fn spare(session: &Session, copies: Copies) -> Result<(), Verdict> {
+const fn check_duplicate(session: &Session, copies: Copies) -> Result<(), Verdict> {
     let has_copy = meet(copies.forms, session.mark) || meet(copies.sessions, session.alike);
     if has_copy { Err(Verdict::Duplicate) } else { Ok(()) }
 }
 
 /// Step 4: whether the target can take a copy of the packet in the session's form.
 #[inline(always)]
-const fn aim(packet: Packet, session: &Session, target: Reach) -> Result<(), Verdict> {
+const fn check_target(packet: Packet, session: &Session, target: Reach) -> Result<(), Verdict> {
     let is_stream = target.flags & TARGET_STREAM != 0;
     if target.flags & TARGET_UP == 0 || (target.ifindex == 0 && !is_stream) {
         return Err(Verdict::TargetDown);

@@ -12,7 +12,7 @@ pub const NICS: &str = "podmirror.io/nics";
 pub const POD_SIDE_TAPS: &str = "podmirror.io/pod-side-taps";
 /// Its values: whether programs and devices are allowed inside the pod.
 pub const POD_SIDE_TAPS_WORDS: [&str; 2] = ["auto", "off"];
-/// The annotation of Kube-OVN on a pod, which applies if podmirror's annotation is missing.
+/// The annotation of Kube-OVN on a pod. With `--kube-ovn-annotations`, it applies if podmirror's annotation is missing.
 pub const OVN_MIRROR: &str = "ovn.kubernetes.io/mirror";
 /// Suffix of the annotation of Kube-OVN for one attachment. Before it are the name of the attachment's
 /// NetworkAttachmentDefinition, a dot, and its namespace.

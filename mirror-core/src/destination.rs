@@ -1,9 +1,11 @@
-//! [`Destination`]: the administrator's configuration of a target, as in `--target NAME=DESTINATION`.
+//! [`Destination`]: the administrator's configuration of a target, as in `--define-target NAME=DESTINATION`.
 //!
 //! Pure: parses and formats. `collector` and `mirror_iface` find the current device of a destination. The command line
 //! calls [`parse_target`], and `dataplane/wire` stores the text of a destination in the maps.
 
-use std::{fmt, str::FromStr};
+use std::{collections::BTreeMap, fmt, str::FromStr};
+
+use mirror_common::abi::MAX_DESTINATION;
 
 use crate::{
     model::{Pod, TargetName},
@@ -39,8 +41,8 @@ pub struct PodNic {
 pub enum Which {
     /// The pod with this `metadata.name`.
     Named(String),
-    /// A pod with this label, as key and value: pods of a DaemonSet have random names.
-    Labelled(String, String),
+    /// A pod with these labels: pods of a DaemonSet have random names.
+    Labelled(BTreeMap<String, String>),
 }
 
 impl Which {
@@ -48,7 +50,7 @@ impl Which {
     pub fn is(&self, pod: &Pod) -> bool {
         match self {
             Self::Named(name) => pod.id.name == *name,
-            Self::Labelled(key, value) => pod.labels.get(key) == Some(value),
+            Self::Labelled(labels) => labels.iter().all(|(key, value)| pod.labels.get(key) == Some(value)),
         }
     }
 }
@@ -57,13 +59,18 @@ impl fmt::Display for Which {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Named(name) => f.write_str(name),
-            Self::Labelled(key, value) => write!(f, "{key}={value}"),
+            Self::Labelled(labels) => {
+                let labels: Vec<_> = labels.iter().map(|(key, value)| format!("{key}={value}")).collect();
+                f.write_str(&labels.join(","))
+            }
         }
     }
 }
 
 /// The prefix of a pod destination. The name of a device has no colon.
 const POD: &str = "pod:";
+/// Maximum length of the text of a pod: the maps hold it with its prefix.
+const MAX_POD: usize = MAX_DESTINATION - POD.len();
 /// The text of a stream. A device of this name cannot be configured as a target.
 const STREAM: &str = "stream";
 
@@ -169,7 +176,7 @@ pub fn device_name(name: &str) -> Result<String, String> {
     Ok(name.to_owned())
 }
 
-/// Parses `NAMESPACE/NAME` or `NAMESPACE/KEY=VALUE`, with an optional `/NIC` at the end.
+/// Parses `NAMESPACE/NAME` or `NAMESPACE/KEY=VALUE,KEY=VALUE`, with an optional `/NIC` at the end.
 fn pod_nic(text: &str) -> Result<PodNic, String> {
     let (namespace, rest) = text.split_once('/').ok_or_else(|| {
         format!("{text:?} is not a pod: use NAMESPACE/NAME or NAMESPACE/LABEL=VALUE, and /NIC behind it")
@@ -177,17 +184,30 @@ fn pod_nic(text: &str) -> Result<PodNic, String> {
     if !is_label(namespace) {
         return Err(format!("{namespace:?} is not a valid namespace name"));
     }
+    if text.len() > MAX_POD {
+        return Err(format!("{text:?} has more than {MAX_POD} bytes"));
+    }
     // The key of a label can contain a slash.
-    let (key, rest) = rest.split_once('=').map_or((None, rest), |(key, rest)| (Some(key), rest));
-    let (last, nic) = rest.split_once('/').map_or((rest, None), |(last, nic)| (last, Some(nic)));
-    let which = match key {
-        None if last.len() <= 253 && last.split('.').all(is_label) => Which::Named(last.to_owned()),
-        None => return Err(format!("{last:?} is not a name of a pod")),
-        Some(key) if is_key(key) && is_qualified(last) => Which::Labelled(key.to_owned(), last.to_owned()),
-        Some(key) => return Err(format!("{:?} is not a valid Kubernetes label", format!("{key}={last}"))),
+    let (which, nic) = match rest.rsplit_once('/') {
+        Some((which, nic)) if !nic.contains('=') => (which, Some(device_name(nic)?)),
+        _ => (rest, None),
     };
-    let nic = nic.map(device_name).transpose()?;
+    let which = if which.contains('=') {
+        Which::Labelled(which.split(',').map(label).collect::<Result<_, _>>()?)
+    } else if which.len() <= 253 && which.split('.').all(is_label) {
+        Which::Named(which.to_owned())
+    } else {
+        return Err(format!("{which:?} is not a name of a pod"));
+    };
     Ok(PodNic { namespace: namespace.to_owned(), which, nic })
+}
+
+/// Parses `KEY=VALUE`.
+fn label(text: &str) -> Result<(String, String), String> {
+    match text.split_once('=') {
+        Some((key, value)) if is_key(key) && is_qualified(value) => Ok((key.to_owned(), value.to_owned())),
+        _ => Err(format!("{text:?} is not a valid Kubernetes label")),
+    }
 }
 
 /// Whether a text is the key of a label: a name, with an optional prefix of a DNS name and a slash.
@@ -222,7 +242,12 @@ mod tests {
     fn pod(namespace: &str, name: &str, nic: Option<&str>) -> Destination {
         let nic = nic.map(str::to_owned);
         let which = match name.split_once('=') {
-            Some((key, value)) => Which::Labelled(key.into(), value.into()),
+            Some(_) => Which::Labelled(
+                name.split(',')
+                    .filter_map(|label| label.split_once('='))
+                    .map(|(key, value)| (key.into(), value.into()))
+                    .collect(),
+            ),
             None => Which::Named(name.into()),
         };
         Destination::Pod(PodNic { namespace: namespace.into(), which, nic })
@@ -239,7 +264,7 @@ mod tests {
         assert_eq!(parsed("pod:security/suricata"), Ok(pod("security", "suricata", None)));
         assert_eq!(parsed("pod:security/ids-0.a/net1"), Ok(pod("security", "ids-0.a", Some("net1"))));
         assert_eq!(parsed("pod:security/app=ids"), Ok(pod("security", "app=ids", None)));
-        let long = "app.kubernetes.io/name=Ids_0";
+        let long = "app.kubernetes.io/name=Ids_0,tier=ids";
         assert_eq!(parsed(&format!("pod:security/{long}/net1")), Ok(pod("security", long, Some("net1"))));
     }
 
@@ -253,16 +278,18 @@ mod tests {
             ("ids=pot:a/b", "\"pot\""),
             ("live=stream:4MiB", "\"stream:4MiB\""),
             ("ids=pod:suricata", "\"suricata\""),
-            ("ids=pod:a/b/c/d", "1 to 15 bytes"),
+            ("ids=pod:a/b/c/d", "\"b/c\" is not a name of a pod"),
             ("ids=pod:a/app=", "\"app=\" is not a valid Kubernetes label"),
             ("ids=pod:a/=b", "\"=b\" is not a valid Kubernetes label"),
             ("ids=pod:a/A.b/c=d", "is not a valid Kubernetes label"),
             ("ids=pod:a/app=b c", "is not a valid Kubernetes label"),
-            ("ids=pod:a/app=b/c/d", "1 to 15 bytes"),
+            ("ids=pod:a/app=b/c/d", "\"app=b/c\" is not a valid"),
             ("ids=pod:A/b", "\"A\""),
             ("ids=pod:/b", "\"\""),
             ("ids=pod:a/b_c", "\"b_c\""),
             ("ids=pod:a/b..c", "\"b..c\""),
+            ("ids=pod:a/b=c,d", "\"d\" is not a valid Kubernetes label"),
+            (&format!("ids=pod:a/{}", "b".repeat(500)), "more than 468 bytes"),
             ("ids=pod:a/b/", "1 to 15 bytes"),
             ("ids=pod:a/b/a b", "1 to 15 bytes"),
         ] {
@@ -282,7 +309,8 @@ mod tests {
             prop_assume!(device != STREAM);
             let device = Destination::Device(device);
             prop_assert_eq!(device.to_string().parse(), Ok(device));
-            for which in [name, label] {
+            let labels = format!("{label},tier=ids");
+            for which in [name, label, labels] {
                 let pod = pod(&namespace, &which, nic.as_deref());
                 prop_assert_eq!(pod.to_string().parse(), Ok(pod));
             }

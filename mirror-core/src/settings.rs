@@ -20,8 +20,9 @@ use crate::filter::ebpf::{self, Insn};
 pub use self::{
     descriptor::{FILTER, KEYS, SETTINGS, Setting},
     values::{
-        MAX_BITS_PER_SECOND, MAX_BURST, MAX_PACKETS_PER_SECOND, MAX_SNAPLEN, MIN_BURST, MIN_SNAPLEN,
-        parse_bytes, parse_duration, parse_filter, parse_packets, parse_rate, parse_sample, parse_snaplen,
+        DEFAULT_BURST, MAX_BITS_PER_SECOND, MAX_BURST, MAX_PACKETS_PER_SECOND, MAX_SNAPLEN, MIN_BURST,
+        MIN_SNAPLEN, parse_burst, parse_bytes, parse_duration, parse_filter, parse_packets, parse_quantity,
+        parse_rate, parse_sample, parse_snaplen, show_kubernetes_duration,
     },
 };
 

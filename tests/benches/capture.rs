@@ -93,7 +93,7 @@ fn main() {
     let lab = Lab::new("bench-capture");
     let [web, db] = ["web", "db"].map(|name| lab.routed_pod(name));
     let pods = PodsFile::new(&lab, &[PodSpec::of(&web)]);
-    let agent = Agent::run(&lab, AttachMode::Tcx, &pods, &["--target", "live=stream"]);
+    let agent = Agent::run(&lab, AttachMode::Tcx, &pods, &["--define-target", "live=stream"]);
     let release = nix::sys::utsname::uname().unwrap();
     println!(
         "{PINGS} pings, {} ms apart, in frames of {JUNK_BYTES} bytes, {} a ms in each direction; {BUFFER} in memory, \

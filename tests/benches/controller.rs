@@ -145,7 +145,7 @@ impl Bench {
             self.ask("PATCH", &format!("{path}?fieldManager=bench"), apply, &object.to_string());
         }
         object["status"] = json!({
-            "reported": Timestamp::now().to_string(), "mirrorCount": MIRRORS_OF_A_NODE, "refusedCount": 0,
+            "lastReportTime": Timestamp::now().to_string(), "mirrorCount": MIRRORS_OF_A_NODE, "refusedCount": 0,
             "pods": { "selected": PODS_OF_A_MIRROR, "covered": PODS_OF_A_MIRROR },
             "mirrors": (0..MIRRORS_OF_A_NODE).map(summary).collect::<Vec<_>>(),
         });
@@ -161,7 +161,7 @@ impl Bench {
         let list: Value = serde_json::from_str(&self.ask("GET", &path, "application/json", "")).unwrap();
         let mirrors = list["items"].as_array().unwrap();
         let nodes = NODES * MIRRORS_OF_A_NODE / MIRRORS;
-        let done = mirrors.iter().filter(|mirror| mirror["status"]["nodes"] == nodes).count();
+        let done = mirrors.iter().filter(|mirror| mirror["status"]["reportingNodes"] == nodes).count();
         check(done == MIRRORS, || format!("{done} of {MIRRORS} are summed up"))
     }
 

@@ -209,7 +209,7 @@ impl Rig {
         let targets: Vec<_> =
             kinds.iter().map(|Kind { name, destination, .. }| format!("{name}={destination}")).collect();
         let targets = targets.iter().map(String::as_str).chain([BARE_TARGET]);
-        let flags: Vec<_> = targets.flat_map(|target| ["--target", target]).collect();
+        let flags: Vec<_> = targets.flat_map(|target| ["--define-target", target]).collect();
 
         // The agent and the reader must not run on the pods' CPU.
         pin_to_cpu(1);

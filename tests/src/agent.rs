@@ -207,11 +207,11 @@ impl Lab {
         let mut command = self.node().command(&words[0]);
         command.args(&words[1..]);
         env::vars_os().for_each(|(name, _)| {
-            if name.to_string_lossy().starts_with("MIRROR_") {
+            if name.to_string_lossy().starts_with("PODMIRROR_") {
                 command.env_remove(name);
             }
         });
-        command.env("MIRROR_BPFFS", self.bpffs()).args(arguments);
+        command.env("PODMIRROR_BPFFS", self.bpffs()).args(arguments);
         command
     }
 

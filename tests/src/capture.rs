@@ -69,6 +69,17 @@ impl Capture {
         frames
     }
 
+    /// The frames that tcpdump has written so far, and the number of those that it has lost, for a device with more
+    /// frames than tcpdump can write.
+    #[track_caller]
+    pub fn frames_of_storm(&self) -> (Frames, usize) {
+        let lost = self.drain_with_losses();
+        let mut frames = Frames::default();
+        let written = parse(&fs::read(self.directory.path().join("pcap")).unwrap());
+        written.into_iter().for_each(|Captured { bytes, .. }| frames.add(bytes, 1));
+        (frames, lost)
+    }
+
     /// The frames of the device so far, in order.
     #[track_caller]
     pub fn in_order(&self) -> Vec<Captured> {
@@ -111,10 +122,16 @@ impl Capture {
         frames
     }
 
-    /// Waits until tcpdump has written all frames that the kernel has for it. On a busy machine tcpdump is late, and
-    /// when it is stopped, it does not read the rest.
+    /// Waits until tcpdump has written all frames of the device. Panics if it has lost a frame.
     #[track_caller]
     fn drain(&self) {
+        assert_eq!(self.drain_with_losses(), 0, "tcpdump has lost frames: {:?}", self.tcpdump.lines().last());
+    }
+
+    /// Waits until tcpdump has written all frames that the kernel has for it, and returns the number of those that the
+    /// kernel had no room for. On a busy machine tcpdump is late, and when it is stopped, it does not read the rest.
+    #[track_caller]
+    fn drain_with_losses(&self) -> usize {
         eventually(SOON, || {
             let told = self.tcpdump.lines().len();
             self.tcpdump.signal(Signal::SIGUSR1);
@@ -131,9 +148,13 @@ impl Capture {
                 let count = part.and_then(|part| part.split_whitespace().next()?.parse().ok());
                 count.unwrap_or_else(|| panic!("no '{what}' in {line}"))
             };
-            assert_eq!(count("dropped by kernel"), 0, "{line}");
-            check(count("captured") == count("received by filter"), || format!("tcpdump lags behind: {line}"))
-        });
+            let lost = count("dropped by kernel");
+            // The number of received frames contains the lost ones.
+            check(count("captured") + lost == count("received by filter"), || {
+                format!("tcpdump lags behind: {line}")
+            })?;
+            Ok(lost)
+        })
     }
 }
 

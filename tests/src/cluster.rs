@@ -16,7 +16,7 @@ use std::{
 use mirror_test_cluster::{Components, Node};
 
 use crate::{
-    AttachMode, Kubectl, Lab, MIRROR, check, eventually,
+    Kubectl, Lab, MIRROR, check, eventually,
     kubectl::{LABEL, succeeded, with_words},
 };
 
@@ -70,13 +70,12 @@ impl Cluster {
         self.wait_rolled_out();
     }
 
-    /// Applies the published manifests with this attach mode, and waits until the agent is ready.
+    /// Applies the published manifests with this flag of the agent, and waits until the agent is ready.
     #[track_caller]
-    pub fn install_attaching(&self, mode: AttachMode) {
+    pub fn install_with(&self, flag: &str) {
         let manifests = fs::read_to_string(Self::manifests()).unwrap();
         assert_eq!(manifests.matches(ARGUMENTS).count(), 1);
-        let arguments = format!("args: [run, --attach, {}]", mode.name());
-        self.kubectl_with("apply -f -", &manifests.replace(ARGUMENTS, &arguments));
+        self.kubectl_with("apply -f -", &manifests.replace(ARGUMENTS, &format!("args: [run, {flag}]")));
         self.wait_rolled_out();
     }
 

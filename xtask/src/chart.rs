@@ -3,170 +3,50 @@
 //! This module does not use a cluster. The tests on a cluster check that the API server accepts the result, and that
 //! the agent runs with it. `generate` and `lint` call this module.
 
-use std::{fs, process::Command};
+mod cases;
+mod schemas;
+#[cfg(test)]
+mod tests;
 
-use anyhow::{Context as _, Result, bail};
+use std::{
+    ffi::OsStr,
+    fs,
+    path::{Path, PathBuf},
+    process::Command,
+};
 
+use anyhow::{Context as _, Result, bail, ensure};
+
+use self::cases::{OLDEST_KUBERNETES, REFUSED, TAKEN, TAKEN_BY_NEWER, WITHOUT};
 use crate::{
     process::{Run as _, step},
     tools, workspace,
 };
 
-/// The oldest version in the chart's `kubeVersion`.
-const OLDEST_KUBERNETES: &str = "1.25.0";
 /// The manifest in `deploy/rendered` is for this version and newer ones.
 const RENDERED_FOR: &str = "1.30.0";
-
-/// Accepted values, and the text that the result must contain because of them.
-const TAKEN: &[(&[&str], &str)] = &[
-    (&[], "container.apparmor.security.beta.kubernetes.io/agent: unconfined"),
-    (&["securityContext.appArmorProfile=null"], "kubectl.kubernetes.io/default-container: agent\n    spec:"),
-    (&["enableMirror=true"], "name: MIRROR_ENABLE_MIRROR\n              value: \"true\""),
-    (&["packets=100000000"], "name: MIRROR_PACKETS\n              value: \"100000000\""),
-    (&["annotations=false"], "name: MIRROR_ANNOTATIONS\n              value: \"false\""),
-    (&[], "name: clustermirrors.podmirror.io"),
-    (&["fullnameOverride=other"], "name: other-edit"),
-    (&["mirrorOffloads=false"], "name: MIRROR_OFFLOADS\n              value: \"off\""),
-    (&["whenRead=true"], "name: MIRROR_WHEN_READ\n              value: \"true\""),
-    (&["excludeNamespaces={a,b}"], "name: MIRROR_EXCLUDE_NAMESPACES\n              value: \"a,b\""),
-    (&["allowNamespaces={a,b}"], "name: MIRROR_ALLOW_NAMESPACES\n              value: \"a,b\""),
-    (&["filter=tcp port 443"], "name: MIRROR_FILTER\n              value: \"tcp port 443\""),
-    (&["filter=(icmp6[icmp6type:1] = 0x80 or ip6 host fe80::A) and not ether src aa:bb:cc:dd:ee:0f"], "0x80"),
-    (&["filter=tcp[tcpflags] & (tcp-syn|tcp-fin) != 0 && portrange 80-90 && net 10.0.0.0/8"], "tcp-syn"),
-    (&["rate=10kpps\\,50Mbit\\,burst=100ms", "maxRate=1Gbit/s"], "value: \"10kpps,50Mbit,burst=100ms\""),
-    (&["sample=1/100", "duration=1d12h", "bytes=1GiB", "snaplen=96"], "value: \"1/100\""),
-    (&["sample=12.5%", "packets=100k"], "value: \"12.5%\""),
-    (&["listen=0.0.0.0:9000", "podMonitor.enabled=true"], "kind: PodMonitor"),
-    (&["listen=[::]:9000"], "host: \"::1\""),
-    (&["streamListen="], "name: MIRROR_STREAM_LISTEN\n              value: \"\""),
-    (&["image.repository=r.example/a", "image.tag=x"], "image: \"r.example/a:x\""),
-    (&["image.pullSecrets[0].name=s"], "imagePullSecrets:\n        - name: s"),
-    (
-        &[],
-        "key: kubernetes.io/arch\n                operator: In\n                values:\n                - amd64",
-    ),
-    (&["image.architectures={amd64,arm64}"], "                - amd64\n                - arm64"),
-    (
-        &[
-            "targets.ids=ids0",
-            "targets.all=pod:security/app.kubernetes.io/name=suricata/net1",
-            "targets.far=vxlan:10.9.0.5:14789/vni=77",
-            "targets.erspan=erspan:fd00::5/session=1-9",
-        ],
-        "name: MIRROR_TARGETS\n              value: \"all=pod:security/app.kubernetes.io/name=suricata/net1,erspan=erspan:fd00::5/session=1-9,far=vxlan:10.9.0.5:14789/vni=77,ids=ids0\"",
-    ),
-    (&["targets.live=stream"], "name: MIRROR_TARGETS\n              value: \"live=stream\""),
-    (&["targets.live=stream", "mirrorTarget=live"], "name: MIRROR_TARGET\n              value: \"live\""),
-    (&["maxPodRate=10kpps"], "name: MIRROR_MAX_POD_RATE\n              value: \"10kpps\""),
-    (&["maxNamespaceRate=20kpps"], "name: MIRROR_MAX_NAMESPACE_RATE\n              value: \"20kpps\""),
-    (&["listen=0.0.0.0:9000", "podMonitor.enabled=true"], "honorLabels: true"),
-    (&["nodeSelector=null", "tolerations=null", "priorityClassName="], "kind: DaemonSet"),
-    (&["serviceAccount.create=false", "serviceAccount.name=mine"], "serviceAccountName: mine"),
-    (&["rbac.create=false", "serviceAccount.create=false"], "serviceAccountName: default"),
-    (&["fullnameOverride=other"], "resourceNames: [other]"),
-    (&["recorder.enabled=true"], "args: [recorder, --ring, 64MiB, --buffer, 4MiB]"),
-    (
-        &["recorder.enabled=true", "recorder.ring=16000MiB", "recorder.buffer=32MiB"],
-        "args: [recorder, --ring, 16000MiB, --buffer, 32MiB]",
-    ),
-    (
-        &["recorder.enabled=true"],
-        "limits:\n              memory: 176Mi\n            requests:\n              cpu: 10m\n              memory: 96Mi",
-    ),
-    (
-        &["recorder.enabled=true", "recorder.resources.limits.memory=1Gi"],
-        "limits:\n              memory: 1Gi",
-    ),
-    (
-        &["recorder.enabled=true", "targets.ids=ids0"],
-        "name: MIRROR_TARGETS\n              value: \"ids=ids0,recorder=stream\"",
-    ),
-    (
-        &["recorder.enabled=true", "targets.live=stream", "recorder.target=live"],
-        "name: MIRROR_TARGETS\n              value: \"live=stream\"",
-    ),
-    (
-        &["recorder.enabled=true", "recorder.target=live"],
-        "name: MIRROR_RECORDER_TARGET\n              value: \"live\"",
-    ),
-    (&["extraEnv[0].name=MIRROR_ATTACH", "extraEnv[0].value=tcx"], "- name: MIRROR_ATTACH"),
-];
-
-/// As above, for the version of the manifest in `deploy/rendered`. With the oldest version the controller has nothing
-/// to sum up.
-const TAKEN_BY_NEWER: &[(&[&str], &str)] = &[
-    (&["controller.replicas=2"], "kind: Deployment\nmetadata:\n  name: podmirror-controller"),
-    (&["controller.enabled=false"], "kind: DaemonSet"),
-    (&["fullnameOverride=other"], "resourceNames: [other-controller]"),
-    (&["controller.listen=[::]:9000"], "name: MIRROR_LISTEN\n              value: \"[::]:9000\""),
-    (&["controller.serviceAccount.create=false"], "serviceAccountName: default"),
-    (&["rbac.create=false"], "kind: Deployment"),
-    (&["rbac.create=false"], "name: podmirror-mirrornodes"),
-    (&[], "an agent cannot set finalizers on a MirrorNode"),
-    (&["maxMirrorDuration=1h30m"], "<= duration('1h30m')"),
-];
-
-/// Text that only the controller's manifests contain.
-const OF_CONTROLLER: &str = "kind: Deployment";
-
-/// Refused values, and a part of the error message.
-const REFUSED: &[(&[&str], &str)] = &[
-    (&["mirrorInterface=mirror0"], "mirrorInterface"),
-    (&["mirrorIface=longer-than-15-bytes"], "mirrorIface"),
-    (&["mirrorIfaceMtu=10"], "mirrorIfaceMtu"),
-    (&["excludeNamespaces={Shop}"], "excludeNamespaces"),
-    (&["listen=localhost"], "listen"),
-    (&["streamListen=0.0.0.0:10707"], "streamListen"),
-    (&["podMonitor.enabled=true"], "listen=0.0.0.0:10706"),
-    (&["nodeSelector.kubernetes\\.io/arch=arm64"], "image.architectures={arm64}"),
-    (&["image.architectures={x86_64}"], "architectures"),
-    (&["targets.Ids=ids0"], "Ids"),
-    (&["targets.ids=longer-than-15-bytes"], "targets"),
-    (&["targets.ids=a=b"], "targets"),
-    (&["targets.ids=pod:suricata"], "targets"),
-    (&["targets.ids=vxlan:10.9.0.5"], "targets"),
-    (&["targets.live=stream:1"], "targets"),
-    (&["mirrorTarget=Live"], "mirrorTarget"),
-    (&["recorder.enabled=true", "targets.recorder=ids0"], "targets.recorder is ids0"),
-    (&["recorder.enabled=true", "recorder.target=default"], "recorder.target"),
-    (&["recorder.target=Live"], "target"),
-    (&["recorder.ring=64MB"], "ring"),
-    (&["recorder.ring=16001MiB"], "ring"),
-    (&["recorder.buffer=33MiB"], "buffer"),
-    (&["filter=tpc port 443"], "unknown word \"tpc\""),
-    (&["filter=(tcp or udp"], "filter: a \"(\" or a \")\" is missing"),
-    (&["filter=tcp port"], "is incomplete"),
-    (&["filter=tcp and"], "is incomplete"),
-    (&["sample=0%"], "sample"),
-    (&["sample=5/4"], "sample"),
-    (&["sample=half"], "sample"),
-    (&["rate=10k"], "rate"),
-    (&["rate=0pps"], "rate"),
-    (&["maxRate=fast"], "maxRate"),
-    (&["snaplen=20"], "snaplen"),
-    (&["duration=0s"], "duration"),
-    (&["duration=soon"], "duration"),
-    (&["packets=0"], "packets"),
-    (&["bytes=1XB"], "bytes"),
-    (&["listen=300.0.0.1:10706"], "listen"),
-    (&["listen=127.0.0.1:70000"], "listen"),
-    (&["listen=127.0.0.1:10707"], "use different ports"),
-    (&["mirrorTarget=live"], "target \"live\" does not exist"),
-    (&["targets.default=ids0"], "invalid propertyName 'default'"),
-    (&["controller.listen=127.0.0.1:10706"], "listen"),
-    (&["controller.listen=[::1]:10706"], "listen"),
-    (&["maxMirrorDuration=0s"], "maxMirrorDuration"),
-    (&["controller.listen=localhost:1"], "listen"),
-    (&["maxMirrorDuration=1d"], "maxMirrorDuration"),
-    (&["maxMirrorDuration=1h"], "maxMirrorDuration needs Kubernetes 1.30"),
-];
+/// Values of platforms, which the page explains; `full-values.yaml` is for the checks alone.
+const PLATFORMS: (&str, &str) = ("deploy/chart/ci", "docs/platforms.md");
 
 /// Renders the chart with its default values, as `helm install podmirror --namespace podmirror` does.
 pub(crate) fn rendered() -> Result<String> {
-    template(&[], RENDERED_FOR)?.read()
+    template(&[], RENDERED_FOR)?.arg("--skip-tests").read()
 }
 
-/// Checks the chart with helm's own rules, and with the values above.
+/// The chart's README, with a table of all values.
+pub(crate) fn readme() -> Result<String> {
+    let mut docs = tools::helm_docs()?;
+    docs.args(["--chart-search-root", "deploy/chart", "--sort-values-order", "file", "--dry-run"]);
+    let text = docs.args(["--log-level", "error"]).current_dir(workspace::root()).read()?;
+    ensure!(text.contains("## Values"), "helm-docs has not read deploy/chart/values.yaml");
+    if let Some(row) = text.lines().find(|line| line.ends_with("|  |")) {
+        bail!("a value in deploy/chart/values.yaml has no comment that begins with `# -- `: {row}");
+    }
+    Ok(text)
+}
+
+/// Checks the chart with helm's own rules, with values that must be taken or refused, and with the schemas of
+/// Kubernetes.
 pub(crate) fn check() -> Result<()> {
     step("chart");
     let version = env!("CARGO_PKG_VERSION");
@@ -186,10 +66,9 @@ pub(crate) fn check() -> Result<()> {
             bail!("the chart with {} renders to something without {part:?}", values.join(" "));
         }
     }
-    for (values, kubernetes) in [(&[][..], OLDEST_KUBERNETES), (&["controller.enabled=false"], RENDERED_FOR)]
-    {
-        if template(values, kubernetes)?.read()?.contains(OF_CONTROLLER) {
-            bail!("the chart with {} has a controller for Kubernetes {kubernetes}", values.join(" "));
+    for (values, kubernetes, part) in WITHOUT {
+        if template(values, kubernetes)?.args(["--show-only", "templates/*.yaml"]).read()?.contains(part) {
+            bail!("the chart with {} has {part:?} for Kubernetes {kubernetes}", values.join(" "));
         }
     }
     for (values, part) in REFUSED {
@@ -202,8 +81,31 @@ pub(crate) fn check() -> Result<()> {
             bail!("the chart refuses {} without naming {part:?}: {told}", values.join(" "));
         }
     }
-    println!("    {} values rendered, {} refused", TAKEN.len() + TAKEN_BY_NEWER.len(), REFUSED.len());
-    Ok(())
+    println!(
+        "    {} values rendered, {} refused",
+        TAKEN.len() + TAKEN_BY_NEWER.len() + WITHOUT.len(),
+        REFUSED.len()
+    );
+    schemas::check(&platforms()?)
+}
+
+/// The files with the values of platforms.
+fn platforms() -> Result<Vec<PathBuf>> {
+    let (directory, page) = PLATFORMS;
+    let page_text = fs::read_to_string(workspace::root().join(page)).context(page)?;
+    let entries = fs::read_dir(workspace::root().join(directory)).context(directory)?;
+    let mut files: Vec<_> = entries.map(|entry| Ok(entry?.path())).collect::<Result<_>>()?;
+    files.sort();
+    for name in files.iter().filter_map(|file| file.file_name()?.to_str()) {
+        ensure!(name == "full-values.yaml" || page_text.contains(name), "{page} does not explain {name}");
+    }
+    Ok(files)
+}
+
+/// Renders the chart with a file of values.
+fn with_file(file: &Path, kubernetes: &str) -> Result<String> {
+    let file: &OsStr = file.as_ref();
+    template(&[], kubernetes)?.arg("--values").arg(file).read()
 }
 
 fn template(values: &[&str], kubernetes: &str) -> Result<Command> {

@@ -1,5 +1,5 @@
 //! `cargo xtask gen`: writes the files that are generated and committed, so that users need none of the project's
-//! tools: the CRDs, the rendered manifest of the chart, and the agent's reference of flags and annotations.
+//! tools: the CRDs, the rendered manifest of the chart and its README, and the agent's reference of flags and annotations.
 //!
 //! `--check` changes nothing, and fails if a file is not up to date. `lint` calls it that way.
 
@@ -15,6 +15,8 @@ use crate::{
 
 /// The chart with its default values, for `kubectl apply`.
 const RENDERED: &str = "deploy/rendered/podmirror.yaml";
+/// The page of the chart, with its values.
+const README: &str = "deploy/chart/README.md";
 
 /// The files that the agent prints, and the command for each: flags and annotations, and the CRDs.
 const PRINTED: [(&str, &str); 2] =
@@ -59,12 +61,13 @@ pub(crate) fn run(args: GenArgs) -> Result<()> {
     self::check()
 }
 
-/// Fails if the manifest is not up to date.
+/// Fails if what is made of the chart is not up to date.
 pub(crate) fn check() -> Result<()> {
     step("generated files");
-    let path = workspace::root().join(RENDERED);
-    if fs::read_to_string(path).unwrap_or_default() != rendered()? {
-        bail!("{RENDERED} is not what the chart renders to: `cargo xtask gen` writes it");
+    for (file, text) in [(RENDERED, rendered()?), (README, chart::readme()?)] {
+        if fs::read_to_string(workspace::root().join(file)).unwrap_or_default() != text {
+            bail!("{file} is not what the chart makes: `cargo xtask gen` writes it");
+        }
     }
     Ok(())
 }
@@ -86,7 +89,8 @@ fn write() -> Result<()> {
         write_file(file, &printed(word)?)?;
     }
     // The chart contains the CRDs.
-    write_file(RENDERED, &rendered()?)
+    write_file(RENDERED, &rendered()?)?;
+    write_file(README, &chart::readme()?)
 }
 
 fn write_file(file: &str, text: &str) -> Result<()> {

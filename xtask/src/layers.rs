@@ -227,7 +227,7 @@ type MadeOf = (&'static str, &'static [&'static str]);
 const MADE_OF: [MadeOf; 3] = [
     ("mirror-common", &["zerocopy"]),
     ("mirror-core", &["mirror-common", "serde", "thiserror", "zerocopy"]),
-    ("mirror-api", &["k8s-openapi", "kube", "schemars", "serde", "serde_json"]),
+    ("mirror-api", &["k8s-openapi", "kube", "mirror-core", "schemars", "serde", "serde_json"]),
 ];
 
 /// The eBPF programs are glue code. If they need more lines, the logic belongs into `mirror-common`.

@@ -19,3 +19,9 @@ pub(crate) const CARGO_FUZZ: &str = "0.13.1";
 pub(crate) const TYPOS: &str = "1.52.0";
 /// Renders and checks the chart.
 pub(crate) const HELM: &str = "3.22.0";
+/// Makes the chart's README.
+pub(crate) const HELM_DOCS: &str = "1.14.2";
+/// Checks the rendered chart with the schemas of Kubernetes.
+pub(crate) const KUBECONFORM: &str = "0.8.0";
+/// The versions of these schemas: the oldest with all features of the chart, and the newest.
+pub(crate) const KUBERNETES: [&str; 2] = ["1.30.14", "1.37.2"];

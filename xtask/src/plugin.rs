@@ -189,6 +189,8 @@ spec:
       kubectl mirror tail -n shop deploy/checkout | wireshark -k -i -
   caveats: |
     It needs podmirror's agents in the cluster: `kubectl mirror check` looks for them.
+    Shell completion needs a link beside that of Krew:
+      ln -s kubectl-mirror ~/.krew/bin/kubectl_complete-mirror
   platforms:
 "
     );

@@ -1,4 +1,4 @@
-//! Installs the tools that a task needs: toolchains by rustup, Rust programs by cargo, helm by Go.
+//! Installs the tools that a task needs: toolchains by rustup, Rust programs by cargo, programs for the chart by Go.
 //!
 //! Each function searches first, and does nothing if the tools exist. Otherwise it prints what it installs. If a tool
 //! cannot be installed, one message names it and the command that installs it. The tasks call these functions.
@@ -83,27 +83,38 @@ pub(crate) fn cargo_program(package: &str, name: &str, version: &str) -> Result<
     Ok(command(path))
 }
 
-/// Builds helm from source with Go, in the project's cache.
+/// Helm, which renders and checks the chart.
 pub(crate) fn helm() -> Result<Command> {
-    let dir = cache_dir()?.join("tools/bin");
-    let path = dir.join("helm");
-    let version = command(&path).args(["version", "--template", "{{.Version}}"]).output();
-    if version.is_ok_and(|out| String::from_utf8_lossy(&out.stdout) == format!("v{}", pins::HELM)) {
-        return Ok(command(path));
-    }
-    let mut go = command(go(&format!("helm {}", pins::HELM))?);
-    step(&format!(
-        "building helm {} into {} (go install; once, a minute or some)",
-        pins::HELM,
-        dir.display()
-    ));
     // helm's own build sets the whole version this way; without it, helm knows only two of the numbers.
     let version = format!("-s -w -X helm.sh/helm/v3/internal/version.version=v{}", pins::HELM);
-    go.args(["install", "-trimpath", "-ldflags", &version]);
-    go.arg(format!("helm.sh/helm/v3/cmd/helm@v{}", pins::HELM)).current_dir("/");
+    go_program("helm.sh/helm/v3/cmd/helm", pins::HELM, &version)
+}
+
+/// helm-docs, which makes the chart's README.
+pub(crate) fn helm_docs() -> Result<Command> {
+    go_program("github.com/norwoodj/helm-docs/cmd/helm-docs", pins::HELM_DOCS, "-s -w")
+}
+
+/// kubeconform, which checks objects with the schemas of Kubernetes.
+pub(crate) fn kubeconform() -> Result<Command> {
+    go_program("github.com/yannh/kubeconform/cmd/kubeconform", pins::KUBECONFORM, "-s -w")
+}
+
+/// Builds a program from source with Go, in the project's cache, in a directory of its version.
+fn go_program(package: &str, version: &str, ldflags: &str) -> Result<Command> {
+    let (_, name) = package.rsplit_once('/').context("a package has a path")?;
+    let dir = cache_dir()?.join("tools").join(format!("{name}-{version}"));
+    let path = dir.join(name);
+    if path.is_file() {
+        return Ok(command(path));
+    }
+    let mut go = command(go(&format!("{name} {version}"))?);
+    step(&format!("building {name} {version} into {} (go install; once, a minute or two)", dir.display()));
+    go.args(["install", "-trimpath", "-ldflags", ldflags]);
+    go.arg(format!("{package}@v{version}")).current_dir("/");
     go.env("GOBIN", &dir).env("GOFLAGS", "").env("GOWORK", "off").env("CGO_ENABLED", "0");
     go.run().with_context(|| {
-        format!("helm {} cannot be built; is Go new enough, and is its module proxy reachable?", pins::HELM)
+        format!("{name} {version} cannot be built; is Go new enough, and is its module proxy reachable?")
     })?;
     Ok(command(path))
 }

@@ -8,25 +8,82 @@
 {{- .Values.fullnameOverride | default $full | trunc 63 | trimSuffix "-" }}
 {{- end }}
 
+{{- define "podmirror.controller.fullname" -}}
+{{- printf "%s-controller" (include "podmirror.fullname" . | trunc 52 | trimSuffix "-") }}
+{{- end }}
+
 {{- define "podmirror.serviceAccount" -}}
 {{- .Values.serviceAccount.name | default (ternary (include "podmirror.fullname" .) "default" .Values.serviceAccount.create) }}
 {{- end }}
 
+{{- define "podmirror.controller.serviceAccount" -}}
+{{- $values := .Values.controller.serviceAccount }}
+{{- $values.name | default (ternary (include "podmirror.controller.fullname" .) "default" $values.create) }}
+{{- end }}
+
+{{- /* Whether Kubernetes has ValidatingAdmissionPolicies, the node's name in the tokens of pods, and AppArmor as a field. */ -}}
+{{- define "podmirror.has130" -}}
+{{- if semverCompare ">=1.30-0" .Capabilities.KubeVersion.Version }}yes{{ end }}
+{{- end }}
+
+{{- /* Whether the controller runs: only where agents write MirrorNodes, which it aggregates. They do so only where a policy
+restricts each to its own. */ -}}
+{{- define "podmirror.controller" -}}
+{{- if .Values.controller.enabled }}{{ include "podmirror.has130" . }}{{ end }}
+{{- end }}
+
+{{- /* The labels that select pods, and never change. The parameters are those of podmirror.metadata. */ -}}
 {{- define "podmirror.selectorLabels" -}}
-app.kubernetes.io/name: {{ include "podmirror.name" . }}
-app.kubernetes.io/instance: {{ .Release.Name }}
-app.kubernetes.io/component: agent
+app.kubernetes.io/name: {{ include "podmirror.name" .root }}
+app.kubernetes.io/instance: {{ .root.Release.Name }}
+{{- with .component }}
+app.kubernetes.io/component: {{ . }}
+{{- end }}
 {{- end }}
 
-{{- define "podmirror.labels" -}}
-{{ include "podmirror.selectorLabels" . }}
-{{ include "podmirror.commonLabels" . }}
+{{- /* The labels of a pod: those that select it, those of all objects, and its own (`labels`). */ -}}
+{{- define "podmirror.podLabels" -}}
+{{- toYaml (merge (include "podmirror.selectorLabels" . | fromYaml) .labels .root.Values.commonLabels) }}
 {{- end }}
 
-{{- define "podmirror.commonLabels" -}}
-app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
-app.kubernetes.io/managed-by: {{ .Release.Service }}
-helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
+{{- /* The metadata of an object: `root`, `name`, `component`; `scope` is "cluster" for an object without a namespace;
+`labels` and `annotations` of its own. */ -}}
+{{- define "podmirror.metadata" -}}
+{{- $root := .root }}
+{{- $chart := printf "%s-%s" $root.Chart.Name $root.Chart.Version | replace "+" "_" }}
+{{- $ours := dict "app.kubernetes.io/version" $root.Chart.AppVersion "app.kubernetes.io/managed-by" $root.Release.Service "helm.sh/chart" $chart }}
+metadata:
+  name: {{ .name }}
+  {{- if ne (.scope | default "") "cluster" }}
+  namespace: {{ $root.Release.Namespace }}
+  {{- end }}
+  labels:
+    {{- toYaml (merge (include "podmirror.selectorLabels" . | fromYaml) $ours (.labels | default dict) $root.Values.commonLabels) | nindent 4 }}
+  {{- with merge (dict) (.annotations | default dict) $root.Values.commonAnnotations }}
+  annotations:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
+{{- end }}
+
+{{- /* A role or a cluster role, bound to the service account of a component. */ -}}
+{{- define "podmirror.binding" -}}
+apiVersion: rbac.authorization.k8s.io/v1
+kind: {{ .kind }}Binding
+{{ include "podmirror.metadata" . }}
+roleRef:
+  apiGroup: rbac.authorization.k8s.io
+  kind: {{ .kind }}
+  name: {{ .name }}
+subjects:
+  - kind: ServiceAccount
+    name: {{ .serviceAccount }}
+    namespace: {{ .root.Release.Namespace }}
+{{- end }}
+
+{{- define "podmirror.image" -}}
+{{- with .Values.image }}
+{{- printf "%s:%s" .repository (.tag | default $.Chart.AppVersion) }}{{ with .digest }}@{{ . }}{{ end }}
+{{- end }}
 {{- end }}
 
 {{- /* An environment variable, unless its value is empty. A number of a values file is a float here. */ -}}
@@ -35,20 +92,27 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- if kindIs "float64" $value }}{{ $value = int64 $value }}{{ end }}
 {{- $value = toString $value }}
 {{- if not (has $value (list "" "<nil>")) }}
-- name: {{ index . 0 }}
+- name: PODMIRROR_{{ index . 0 }}
   value: {{ $value | quote }}
 {{- end }}
 {{- end }}
 
-{{- /* The address in --listen, where it is one that health is asked at. */ -}}
+{{- /* The address in metrics.listen, where it is one that health is asked at. */ -}}
 {{- define "podmirror.probe" -}}
-{{- $address := regexReplaceAll ":[0-9]+$" .Values.listen "" | trimPrefix "[" | trimSuffix "]" }}
+{{- $address := regexReplaceAll ":[0-9]+$" .Values.metrics.listen "" | trimPrefix "[" | trimSuffix "]" }}
 {{- get (dict "0.0.0.0" "127.0.0.1" "::" "::1") $address | default $address }}
 {{- end }}
 
-{{- /* Whether Kubernetes has AppArmor as a field, and not as an annotation. */ -}}
-{{- define "podmirror.apparmor.field" -}}
-{{- if semverCompare ">=1.30-0" .Capabilities.KubeVersion.Version }}yes{{ end }}
+{{- define "podmirror.port" -}}
+{{- regexFind "[0-9]+$" .Values.metrics.listen }}
+{{- end }}
+
+{{- /* The wildcard address of IPv4 does not accept the connections to a pod that has only an IPv6 address. */ -}}
+{{- define "podmirror.controller.listen" -}}
+{{- $services := dict }}
+{{- if .Values.checkCluster }}{{ $services = lookup "v1" "Service" "default" "kubernetes" }}{{ end }}
+{{- $default := ternary "[::]:10706" "0.0.0.0:10706" (contains ":" (dig "spec" "clusterIP" "" ($services | default dict))) }}
+{{- .Values.controller.listen | default $default }}
 {{- end }}
 
 {{- define "podmirror.apparmor.annotation" -}}
@@ -57,121 +121,11 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- end }}
 {{- end }}
 
-{{- /* Whether agents write MirrorNodes: only where a policy restricts each to its own. Kubernetes has the policies, and the
-node's name in the tokens of pods, since 1.30. The policies do not depend on who makes the roles. */ -}}
-{{- define "podmirror.mirrorNodes" -}}
-{{- if semverCompare ">=1.30-0" .Capabilities.KubeVersion.Version }}yes{{ end }}
-{{- end }}
-
-{{- /* Refuses values that the agent would refuse on each node, and that the schema cannot check. */ -}}
-{{- define "podmirror.check" -}}
-{{- with .Values.sample }}
-{{- $parts := splitList "/" (trimSuffix "%" .) }}
-{{- $whole := ternary 100.0 (last $parts | trim | float64) (hasSuffix "%" .) }}
-{{- $part := first $parts | trim | float64 }}
-{{- if or (le $part 0.0) (gt $part $whole) }}
-{{- fail (printf "sample: %q is not a share between 0 and 1; use for example 1/100 or 10%%" .) }}
-{{- end }}
-{{- end }}
-{{- $default := .Values.mirrorTarget }}
-{{- if not (or (eq $default "default") (hasKey .Values.targets $default) (and .Values.recorder.enabled (eq $default .Values.recorder.target))) }}
-{{- fail (printf "mirrorTarget: target %q does not exist; use one of targets, or \"default\", which is mirrorIface" $default) }}
-{{- end }}
-{{- if eq .Values.listen .Values.streamListen }}
-{{- fail (printf "listen and streamListen are both %s: use different ports" .Values.listen) }}
-{{- end }}
-{{- with .Values.filter }}
-{{- $known := $.Files.Get "files/filter-words.txt" | trim | splitList "\n" }}
-{{- $addresses := "\\b0x[0-9a-fA-F]+|\\b[0-9a-fA-F]{2}([-:.][0-9a-fA-F]{2}){5}\\b|\\b[0-9a-fA-F]{4}([.][0-9a-fA-F]{4}){2}\\b|\\b[0-9a-fA-F]{12}\\b|(\\b[0-9a-fA-F]+)?:[0-9a-fA-F:.]*" }}
-{{- $rest := regexReplaceAll $addresses . " " }}
-{{- range regexFindAll "[A-Za-z]([A-Za-z0-9_.-]*[A-Za-z0-9])?" $rest -1 }}
-{{- if not (has . $known) }}
-{{- fail (printf "filter: unknown word %q; check the filter with `mirror-agent filter check`" .) }}
-{{- end }}
-{{- end }}
-{{- range $open, $close := dict "(" ")" "[" "]" }}
-{{- if ne (len (splitList $open $rest)) (len (splitList $close $rest)) }}
-{{- fail (printf "filter: a %q or a %q is missing in %q" $open $close $.Values.filter) }}
-{{- end }}
-{{- end }}
-{{- if regexMatch "(^|\\s)(and|or|not|src|dst|host|net|port|portrange|proto|protochain)\\s*$|[!&|<>=]\\s*$" . }}
-{{- fail (printf "filter: %q is incomplete" .) }}
-{{- end }}
-{{- end }}
-{{- end }}
-
-{{- /* Refuses to replace the DaemonSet of the release by one of another name: its agents would clean up each node, and the
-new ones would start all mirrors again. Without access to a cluster, as in `helm template`, nothing is checked. */ -}}
-{{- define "podmirror.keepName" -}}
-{{- $name := include "podmirror.fullname" . }}
-{{- range (lookup "apps/v1" "DaemonSet" .Release.Namespace "").items }}
-{{- $labels := .metadata.labels | default dict }}
-{{- $isAgents := eq (get $labels "app.kubernetes.io/component") "agent" }}
-{{- $isOurs := eq (get $labels "app.kubernetes.io/instance") $.Release.Name }}
-{{- if and $isAgents $isOurs (hasPrefix (printf "%s-" $.Chart.Name) (get $labels "helm.sh/chart")) (ne .metadata.name $name) }}
-{{- fail (printf "the DaemonSet of this release is %s, and these values call it %s: all mirrors would be stopped and started again. Keep it with --set fullnameOverride=%s, or uninstall the release first" .metadata.name $name .metadata.name) }}
-{{- end }}
-{{- end }}
-{{- end }}
-
-{{- /* The condition of a policy: the request is an agent's. And a variable of it: the node that the agent's token names. */ -}}
-{{- define "podmirror.policy.agent" -}}
-matchConditions:
-  - name: agent
-    expression: >-
-      request.userInfo.username ==
-      'system:serviceaccount:{{ .Release.Namespace }}:{{ include "podmirror.serviceAccount" . }}'
-variables:
-  # The token of a pod says which node the pod runs on.
-  - name: node
-    expression: >-
-      has(request.userInfo.extra) && 'authentication.kubernetes.io/node-name' in request.userInfo.extra
-      ? request.userInfo.extra['authentication.kubernetes.io/node-name'] : []
-{{- end }}
-
-{{- /* Whether the controller runs: only where agents write MirrorNodes, which it aggregates. */ -}}
-{{- define "podmirror.controller" -}}
-{{- if and .Values.controller.enabled (semverCompare ">=1.30-0" .Capabilities.KubeVersion.Version) }}yes{{ end }}
-{{- end }}
-
-{{- define "podmirror.controller.fullname" -}}
-{{- printf "%s-controller" (include "podmirror.fullname" . | trunc 52 | trimSuffix "-") }}
-{{- end }}
-
-{{- define "podmirror.controller.serviceAccount" -}}
-{{- $values := .Values.controller.serviceAccount }}
-{{- $values.name | default (ternary (include "podmirror.controller.fullname" .) "default" $values.create) }}
-{{- end }}
-
-{{- define "podmirror.controller.selectorLabels" -}}
-app.kubernetes.io/name: {{ include "podmirror.name" . }}
-app.kubernetes.io/instance: {{ .Release.Name }}
-app.kubernetes.io/component: controller
-{{- end }}
-
-{{- define "podmirror.controller.labels" -}}
-{{ include "podmirror.controller.selectorLabels" . }}
-{{ include "podmirror.commonLabels" . }}
-{{- end }}
-
-{{- define "podmirror.port" -}}
-{{- regexFind "[0-9]+$" .Values.listen }}
-{{- end }}
-
 {{- /* NAME=DESTINATION,NAME=DESTINATION */ -}}
 {{- define "podmirror.targets" -}}
 {{- $all := deepCopy .Values.targets }}
 {{- with .Values.recorder }}
-{{- if .enabled }}
-{{- if eq .target "default" }}
-{{- fail "recorder.target must name a stream, but \"default\" is mirrorIface" }}
-{{- end }}
-{{- $there := get $all .target | default "stream" }}
-{{- if ne $there "stream" }}
-{{- fail (printf "the recorder needs a stream, and targets.%s is %s: name another recorder.target" .target $there) }}
-{{- end }}
-{{- $_ := set $all .target $there }}
-{{- end }}
+{{- if .enabled }}{{ $_ := set $all .target "stream" }}{{ end }}
 {{- end }}
 {{- $targets := list }}
 {{- range $name, $destination := $all }}
@@ -212,24 +166,35 @@ app.kubernetes.io/component: controller
 {{- if $affinity }}{{ toYaml $affinity }}{{ end }}
 {{- end }}
 
-{{- /* The nodes of the cluster that get no agent, a line each with the reason. Of the affinity, only the part for the
-image's architectures is checked. Without access to a cluster, as in `helm template`, the list is empty. */ -}}
-{{- define "podmirror.without" -}}
-{{- $values := .Values }}
-{{- range (lookup "v1" "Node" "" "").items }}
-{{- $labels := .metadata.labels | default dict }}
-{{- $reasons := list }}
-{{- $architecture := get $labels "kubernetes.io/arch" }}
-{{- if and $values.image.architectures (not (has $architecture $values.image.architectures)) }}
-{{- $reasons = append $reasons (printf "its architecture, %s, is not in image.architectures" ($architecture | default "unknown")) }}
+{{- /* The parts of a pod's spec about images and places: `root`; `values` with nodeSelector, affinity, tolerations and
+priorityClassName. */ -}}
+{{- define "podmirror.placement" -}}
+enableServiceLinks: false
+{{- with .root.Values.image.pullSecrets }}
+imagePullSecrets:
+  {{- toYaml . | nindent 2 }}
 {{- end }}
-{{- range $key, $value := $values.nodeSelector }}
-{{- if ne (get $labels $key | toString) (toString $value) }}
-{{- $reasons = append $reasons (printf "nodeSelector asks for %s=%s" $key $value) }}
+{{- with .values.priorityClassName }}
+priorityClassName: {{ . }}
+{{- end }}
+{{- with .values.nodeSelector }}
+nodeSelector:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- $where := dict "image" .root.Values.image "affinity" .values.affinity "nodeSelector" .values.nodeSelector }}
+{{- with include "podmirror.affinity" (dict "Values" $where) }}
+affinity:
+  {{- . | nindent 2 }}
+{{- end }}
+{{- with .values.tolerations }}
+tolerations:
+  {{- toYaml . | nindent 2 }}
 {{- end }}
 {{- end }}
-{{- if $reasons }}
-  {{ .metadata.name }}: {{ join "; " $reasons }}
-{{- end }}
-{{- end }}
+
+{{- define "podmirror.unprivileged" -}}
+allowPrivilegeEscalation: false
+readOnlyRootFilesystem: true
+capabilities:
+  drop: [ALL]
 {{- end }}

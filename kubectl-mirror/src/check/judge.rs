@@ -54,7 +54,7 @@ pub(super) struct Facts {
     pub(super) agents: String,
     pub(super) now: Timestamp,
     /// The version of the server, as in `v1.34.1`.
-    pub(super) server: Read<String>,
+    pub(super) server: String,
     pub(super) nodes: Read<Vec<Node>>,
     /// The DaemonSets of all namespaces.
     pub(super) daemon_sets: Read<Vec<DaemonSet>>,
@@ -77,11 +77,11 @@ pub(super) struct Facts {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "UPPERCASE")]
 pub(super) enum Level {
-    Ok = 0,
+    Ok,
     /// Something should be examined.
-    Warn = 1,
+    Warn,
     /// It does not work.
-    Fail = 2,
+    Fail,
 }
 
 impl Level {
@@ -128,16 +128,15 @@ impl Finding {
     }
 }
 
+/// The finding for an API server that does not answer.
+pub(super) fn unreachable(Unread { why, .. }: &Unread) -> Finding {
+    let found = format!("unexpected answer from the API server: {why}");
+    Finding::fail("server", found, "check the kubeconfig, and whether kubectl works")
+}
+
 /// Returns the findings, in the order of the output.
 pub(super) fn findings(facts: &Facts) -> Vec<Finding> {
-    let version = match &facts.server {
-        Ok(version) => version,
-        Err(unread) => {
-            let found = format!("unexpected answer from the API server: {}", unread.why);
-            return vec![Finding::fail("server", found, "check the kubeconfig, and whether kubectl works")];
-        }
-    };
-    let mut findings = vec![server(version)];
+    let mut findings = vec![server(&facts.server)];
     match &facts.nodes {
         Ok(nodes) => {
             findings.extend(systems(nodes, is_installed(facts)));
@@ -160,8 +159,7 @@ fn numbers(version: &str) -> Option<(u32, u32)> {
 
 /// Whether the server has the admission policies that MirrorNodes and the controller require.
 fn is_whole(facts: &Facts) -> bool {
-    let version = facts.server.as_deref().ok().and_then(numbers);
-    version.is_some_and(|version| version >= WHOLE_SERVER)
+    numbers(&facts.server).is_some_and(|version| version >= WHOLE_SERVER)
 }
 
 fn server(version: &str) -> Finding {
@@ -318,9 +316,8 @@ fn networks(daemon_sets: &Read<Vec<DaemonSet>>) -> Vec<Finding> {
 
 /// Whether any part of podmirror is installed.
 fn is_installed(facts: &Facts) -> bool {
-    let is_there = |read: Option<bool>| read.unwrap_or(false);
-    is_there(facts.installed.as_ref().ok().map(|sets| !sets.is_empty()))
-        || is_there(facts.pods.as_ref().ok().map(|pods| !pods.is_empty()))
+    facts.installed.as_ref().is_ok_and(|sets| !sets.is_empty())
+        || facts.pods.as_ref().is_ok_and(|pods| !pods.is_empty())
 }
 
 fn resources(facts: &Facts) -> Vec<Finding> {

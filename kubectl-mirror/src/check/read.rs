@@ -33,55 +33,42 @@ const PATIENCE: Duration = Duration::from_secs(10);
 const CONTROLLER: &str = "app.kubernetes.io/component=controller";
 
 /// Reads all facts; the agents are asked last.
-pub(super) async fn facts(cluster: &Cluster) -> Facts {
+///
+/// # Errors
+///
+/// The API server does not say its version.
+pub(super) async fn facts(cluster: &Cluster) -> Read<Facts> {
     let Cluster { client, namespace, agents } = cluster;
-    let server = within(client.apiserver_version()).await.map(|info| info.git_version);
+    let server = within(client.apiserver_version()).await?.git_version;
     let all = ListParams::default();
-    let mut facts = Facts {
+    let [of_agents, of_controller] = [AGENTS, CONTROLLER].map(|labels| ListParams::default().labels(labels));
+    let mut rights = Vec::new();
+    for asked in asked(namespace, agents) {
+        let missing = lacking(cluster, &asked).await;
+        rights.push(Right { asked, missing });
+    }
+    let may_ask = rights.iter().any(|right| right.asked.is_for_answers && right.missing == Ok(Vec::new()));
+    let pods = list(&Api::<Pod>::namespaced(client.clone(), agents), &of_agents).await;
+    Ok(Facts {
         plugin: env!("CARGO_PKG_VERSION"),
         agents: agents.clone(),
         now: Timestamp::now(),
-        nodes: none(),
-        daemon_sets: none(),
-        crds: none(),
-        rights: Vec::new(),
-        installed: none(),
-        pods: none(),
-        controllers: none(),
-        reports: none(),
-        targets: none(),
-        answers: None,
         server,
-    };
-    if facts.server.is_err() {
-        return facts;
-    }
-    facts.nodes = list(&Api::<Node>::all(client.clone()), &all).await;
-    facts.daemon_sets = list(&Api::<DaemonSet>::all(client.clone()), &all).await;
-    facts.crds = installed_crds(cluster).await;
-    for asked in asked(namespace, agents) {
-        let allowed = is_allowed(cluster, &asked).await;
-        facts.rights.push(Right { asked, missing: allowed });
-    }
-    let of_agents = ListParams::default().labels(AGENTS);
-    facts.installed = list(&Api::<DaemonSet>::namespaced(client.clone(), agents), &of_agents).await;
-    facts.pods = list(&Api::<Pod>::namespaced(client.clone(), agents), &of_agents).await;
-    let of_controller = ListParams::default().labels(CONTROLLER);
-    facts.controllers = list(&Api::<Deployment>::namespaced(client.clone(), agents), &of_controller).await;
-    facts.reports = list(&Api::<MirrorNode>::all(client.clone()), &all).await;
-    facts.targets = list(&Api::<MirrorTarget>::all(client.clone()), &all).await;
-    let may_ask =
-        facts.rights.iter().any(|right| right.asked.is_for_answers && right.missing == Ok(Vec::new()));
-    let are_there = facts.pods.as_ref().is_ok_and(|pods| !pods.is_empty());
-    if may_ask && are_there {
-        // The error would be a missing right, or that there is no agent: other facts cover both.
-        facts.answers = nodes::ask(cluster, None).await.ok();
-    }
-    facts
-}
-
-fn none<T>() -> Read<Vec<T>> {
-    Ok(Vec::new())
+        nodes: list(&Api::<Node>::all(client.clone()), &all).await,
+        daemon_sets: list(&Api::<DaemonSet>::all(client.clone()), &all).await,
+        crds: installed_crds(cluster).await,
+        rights,
+        installed: list(&Api::<DaemonSet>::namespaced(client.clone(), agents), &of_agents).await,
+        controllers: list(&Api::<Deployment>::namespaced(client.clone(), agents), &of_controller).await,
+        reports: list(&Api::<MirrorNode>::all(client.clone()), &all).await,
+        targets: list(&Api::<MirrorTarget>::all(client.clone()), &all).await,
+        answers: match may_ask && pods.as_ref().is_ok_and(|pods| !pods.is_empty()) {
+            // The error would be a missing right, or that there is no agent: other facts cover both.
+            true => nodes::ask(cluster, None).await.ok(),
+            false => None,
+        },
+        pods,
+    })
 }
 
 async fn within<T>(answer: impl Future<Output = kube::Result<T>>) -> Read<T> {
@@ -120,7 +107,7 @@ async fn installed_crds(cluster: &Cluster) -> Read<Vec<CustomResourceDefinition>
 }
 
 /// The verbs that the user lacks.
-async fn is_allowed(cluster: &Cluster, asked: &Asked) -> Read<Vec<&'static str>> {
+async fn lacking(cluster: &Cluster, asked: &Asked) -> Read<Vec<&'static str>> {
     let api = Api::<SelfSubjectAccessReview>::all(cluster.client.clone());
     let mut missing = Vec::new();
     for verb in asked.verbs {

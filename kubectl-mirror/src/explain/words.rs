@@ -11,12 +11,14 @@ use kube::{
     ResourceExt as _,
     core::{Selector, SelectorExt as _},
 };
-use mirror_api::{ClusterMirror, Mirror, MirrorNode, MirrorSpec, MirrorStatus, MirrorSummary};
+use mirror_api::{ClusterMirror, Mirror, MirrorNode, MirrorSpec, MirrorSummary};
 use mirror_core::{
     annotations::{OVN_ATTACHMENT, OVN_MIRROR, PREFIX},
     status::printable,
 };
 use serde_json::Value;
+
+use crate::resource::Resource;
 
 /// Maximum length of a line in characters. An annotation can have 256 KiB.
 const MOST: usize = 1024;
@@ -29,16 +31,6 @@ pub(super) struct Facts {
     pub(super) of_cluster: Vec<ClusterMirror>,
     /// The MirrorNode of the pod's node.
     pub(super) node: Option<MirrorNode>,
-}
-
-/// A Mirror or ClusterMirror that selects the pod.
-struct Selecting<'a> {
-    kind: &'static str,
-    namespace: Option<String>,
-    name: String,
-    uid: Option<String>,
-    spec: &'a MirrorSpec,
-    status: Option<&'a MirrorStatus>,
 }
 
 /// The hint about a right that would give more information.
@@ -98,15 +90,14 @@ fn is_ours(key: &str) -> bool {
 }
 
 /// Appends a resource, its conditions, and the report of the pod's node on both.
-fn about_mirror(mirror: &Selecting<'_>, facts: &Facts, text: &mut String) {
-    let Selecting { kind, namespace, name, uid, spec, status } = mirror;
-    let full = namespace.iter().map(String::as_str).chain([name.as_str()]).collect::<Vec<_>>().join("/");
+fn about_mirror(mirror: &Resource<'_>, facts: &Facts, text: &mut String) {
+    let Resource { metadata, spec, status, .. } = mirror;
     let target = match (&spec.stream, &spec.target_ref) {
         (Some(_), _) => "a program that has its key",
         (None, Some(target)) => target.name.as_str(),
-        (None, None) => "the agents' default",
+        (None, None) => "default, the mirror interface of the node",
     };
-    line(text, 0, &format!("{kind} {full} selects it. Target: {target}"));
+    line(text, 0, &format!("{} selects it. Target: {target}", mirror.full_name()));
     for (field, value) in wishes(spec) {
         line(text, 1, &format!("{field}: {value}"));
     }
@@ -117,14 +108,14 @@ fn about_mirror(mirror: &Selecting<'_>, facts: &Facts, text: &mut String) {
     let Some(node) = &facts.node else { return };
     let Some(reported) = node.status.as_ref() else { return };
     let name = node.name_any();
-    match reported.mirrors.iter().find(|of| Some(&of.uid) == uid.as_ref()) {
+    match reported.mirrors.iter().find(|of| Some(&of.uid) == metadata.uid.as_ref()) {
         Some(of) => about_summary(&name, of, &facts.pod, text),
         None if reported.more_mirrors.is_some() => {
             line(text, 1, &format!("Node {name} does not name it in its MirrorNode, which is full."));
         }
         None => line(text, 1, &format!("Node {name} has not reported on it.")),
     }
-    if let Some(time) = &reported.reported {
+    if let Some(time) = &reported.last_report_time {
         line(text, 1, &format!("Node {name} reported at {}.", time.0));
     }
 }
@@ -147,12 +138,12 @@ fn about_summary(node: &str, of: &MirrorSummary, pod: &Pod, text: &mut String) {
     }
     let (namespace, name) = (pod.namespace().unwrap_or_default(), pod.name_any());
     let mut is_named = false;
-    for reason in of.not_covered.iter().filter(|of| of.namespace == namespace && of.pod == name) {
+    for reason in of.uncovered.iter().filter(|of| of.namespace == namespace && of.pod == name) {
         let nic = reason.nic.as_ref().map(|nic| format!(", NIC {nic}")).unwrap_or_default();
         line(text, 1, &format!("Node {node} does not cover it{nic}: {}: {}", reason.reason, reason.message));
         is_named = true;
     }
-    match of.more_not_covered {
+    match of.more_uncovered {
         _ if is_named || of.refused.is_some() => {}
         Some(more @ 1..) => line(
             text,
@@ -164,7 +155,7 @@ fn about_summary(node: &str, of: &MirrorSummary, pod: &Pod, text: &mut String) {
 }
 
 /// The resources that select the pod, ClusterMirrors first.
-fn selecting(facts: &Facts) -> Vec<Selecting<'_>> {
+fn selecting(facts: &Facts) -> Vec<Resource<'_>> {
     let Facts { pod, namespace, mirrors, of_cluster, .. } = facts;
     let is_in = |mirror: &&ClusterMirror| {
         let labels = namespace.as_ref().map(|of| of.labels());
@@ -175,22 +166,8 @@ fn selecting(facts: &Facts) -> Vec<Selecting<'_>> {
         let is_named = names.is_none_or(|names| names.contains(&pod.name_any()));
         is_named && selects(&spec.pod_selector, pod.labels())
     };
-    let of_cluster = of_cluster.iter().filter(is_in).map(|mirror| Selecting {
-        kind: "ClusterMirror",
-        namespace: None,
-        name: mirror.name_any(),
-        uid: mirror.uid(),
-        spec: &mirror.spec.mirror,
-        status: mirror.status.as_ref(),
-    });
-    let mirrors = mirrors.iter().map(|mirror| Selecting {
-        kind: "Mirror",
-        namespace: mirror.namespace(),
-        name: mirror.name_any(),
-        uid: mirror.uid(),
-        spec: &mirror.spec,
-        status: mirror.status.as_ref(),
-    });
+    let of_cluster = of_cluster.iter().filter(is_in).map(Resource::from);
+    let mirrors = mirrors.iter().map(Resource::from);
     of_cluster.chain(mirrors).filter(|mirror| is_of(mirror.spec)).collect()
 }
 

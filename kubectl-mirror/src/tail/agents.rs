@@ -15,6 +15,7 @@ use std::{
 use anyhow::{Context as _, anyhow, bail};
 use k8s_openapi::api::core::v1::Pod;
 use kube::{Api, Client};
+use mirror_core::settings::show_kubernetes_duration;
 use serde_json::json;
 use tokio::{
     io::{
@@ -105,8 +106,8 @@ impl Link {
         let Request { mirror, key, .. } = request;
         let mut request = json!({ "mirror": mirror, "key": key, "super_frames": args.super_frames });
         let later = format!("{request}\n").into();
-        if let Some(since) = &args.since {
-            request["since"] = since.text.as_str().into();
+        if let Some(since) = args.since {
+            request["since"] = show_kubernetes_duration(since).into();
             request["no_follow"] = args.no_follow.into();
         }
         Self {

@@ -49,14 +49,14 @@ impl Past {
 mod tests {
     #![expect(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
-    use clap::Parser as _;
-
     use super::*;
-    use crate::cli::{Cli, Command};
+    use crate::cli::{self, Command};
 
     fn judged(words: &str, past: &Past, nodes: usize) -> Result<ExitCode, String> {
         let words = ["kubectl-mirror", "tail", "web"].into_iter().chain(words.split_whitespace());
-        let Command::Tail(args) = Cli::try_parse_from(words).unwrap().command else { panic!("no tail") };
+        let Command::Tail(args) = cli::read(words.map(Into::into)).unwrap().command else {
+            panic!("no tail")
+        };
         past.judge(&args, nodes).map_err(|error| error.to_string())
     }
 

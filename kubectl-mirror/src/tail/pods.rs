@@ -55,13 +55,13 @@ impl Seen {
         come.chain(gone.map(|(_, pod)| format!("pod {} is gone", pod.name))).collect()
     }
 
-    fn add(&mut self, pod: Pod, only: Option<&String>) {
+    fn add(&mut self, pod: Pod, only: Option<&Vec<String>>) {
         let (Some(uid), Some(name)) = (pod.metadata.uid, pod.metadata.name) else { return };
         let phase = pod.status.and_then(|status| status.phase);
         let has_ended = phase.is_some_and(|phase| ["Succeeded", "Failed"].contains(&phase.as_str()));
         let spec = pod.spec.unwrap_or_default();
         match spec.node_name {
-            Some(node) if !has_ended && only.is_none_or(|only| *only == name) => {
+            Some(node) if !has_ended && only.is_none_or(|only| only.contains(&name)) => {
                 let is_of_host = spec.host_network.unwrap_or(false);
                 self.pods.insert(uid, Placed { name, node, is_of_host });
             }
@@ -72,7 +72,7 @@ impl Seen {
 
 pub(super) struct Pods {
     events: Pin<Box<dyn Stream<Item = watcher::Result<Event<Pod>>> + Send>>,
-    only: Option<String>,
+    only: Option<Vec<String>>,
     seen: Seen,
     /// A list that is not complete yet.
     coming: Seen,
@@ -87,13 +87,13 @@ impl Pods {
         let labels =
             labels.map_err(|error| anyhow::anyhow!("{error}")).context("the selector of the workload")?;
         let mut config = watcher::Config::default().labels_from(&labels);
-        if let Some(name) = &selection.pod {
+        if let Some([name]) = selection.pods.as_deref() {
             config = config.fields(&format!("metadata.name={name}"));
         }
         let api = Api::namespaced(cluster.client.clone(), &cluster.namespace);
         Ok(Self {
             events: watcher(api, config).default_backoff().boxed(),
-            only: selection.pod.clone(),
+            only: selection.pods.clone(),
             seen: Seen::default(),
             coming: Seen::default(),
             told: None,

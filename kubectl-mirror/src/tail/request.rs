@@ -10,8 +10,7 @@ use kube::{
     Api,
     api::{DeleteParams, ListParams, PostParams, Preconditions},
 };
-use mirror_api::{Limits, Mirror, MirrorSpec, Stream};
-use mirror_core::settings::parse_duration;
+use mirror_api::{Mirror, MirrorSpec, Stream};
 use sha2::{Digest as _, Sha256};
 use tokio::time::timeout;
 
@@ -46,13 +45,8 @@ impl Request {
         let name = format!("tail-{}", random::<6>()?);
         let spec = MirrorSpec {
             pod_selector: selection.labels.clone(),
-            filter: args.filter.clone(),
-            snaplen: args.snaplen.map(u32::cast_signed),
-            limits: Some(Limits { duration: Some(args.duration.text.clone()), ..Limits::default() }),
-            stream: Some(Stream {
-                key_sha256: sha256(&key),
-                pods: selection.pod.clone().map(|pod| vec![pod]),
-            }),
+            settings: args.settings()?,
+            stream: Some(Stream { key_sha256: sha256(&key), pods: selection.pods.clone() }),
             ..MirrorSpec::default()
         };
         let mut mirror = Mirror::new(&name, spec);
@@ -94,8 +88,7 @@ pub(super) async fn sweep(cluster: &Cluster) {
 
 /// Whether the time limit of a Mirror passed long ago. `now` is the time since the epoch.
 fn is_left(mirror: &Mirror, now: Duration) -> bool {
-    let limits = mirror.spec.limits.as_ref();
-    let duration = limits.and_then(|limits| parse_duration(limits.duration.as_deref()?).ok());
+    let duration = mirror.spec.settings.read().ok().and_then(|settings| settings.budget.duration);
     let made =
         mirror.metadata.creation_timestamp.as_ref().and_then(|time| u64::try_from(time.0.as_second()).ok());
     match (made, duration) {
@@ -125,6 +118,7 @@ mod tests {
     #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
     use k8s_openapi::{apimachinery::pkg::apis::meta::v1::Time, jiff::Timestamp};
+    use mirror_api::{Limits, SettingsSpec};
 
     use super::*;
 
@@ -139,7 +133,8 @@ mod tests {
     fn only_a_mirror_whose_time_is_long_up_is_left() {
         let mirror = |duration: Option<&str>| {
             let limits = duration.map(|text| Limits { duration: Some(text.into()), ..Limits::default() });
-            let mut mirror = Mirror::new("tail-1", MirrorSpec { limits, ..MirrorSpec::default() });
+            let settings = SettingsSpec { limits, ..SettingsSpec::default() };
+            let mut mirror = Mirror::new("tail-1", MirrorSpec { settings, ..MirrorSpec::default() });
             mirror.metadata.creation_timestamp = Some(Time(Timestamp::from_second(1000).unwrap()));
             mirror
         };

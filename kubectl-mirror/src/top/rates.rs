@@ -11,7 +11,7 @@ use mirror_core::status::{CounterStatus, NodeStatus, TapStatus, columns};
 use crate::nodes::is_within;
 
 /// The table entry of an unknown rate.
-const UNKNOWN: &str = "-";
+const UNKNOWN: &str = "<unknown>";
 /// Lower rates are shown as `<0.1`.
 const LEAST: f64 = 0.1;
 
@@ -183,10 +183,10 @@ fn rates(then: &BTreeMap<Session, Counts>, now: &BTreeMap<Session, Counts>, time
     })
 }
 
-/// The table for people, with at most `most` rows.
+/// The table for people, with at most `most` rows; empty without any.
 pub(super) fn table(rows: &[Row], most: usize) -> String {
     if rows.is_empty() {
-        return "no NICs to show\n".to_owned();
+        return String::new();
     }
     let head = [
         "NAMESPACE",

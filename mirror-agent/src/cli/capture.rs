@@ -6,10 +6,10 @@
 use std::{collections::BTreeMap, path::PathBuf, time::Duration};
 
 use anyhow::bail;
-use clap::{ArgAction, ArgGroup, Args};
+use clap::{ArgGroup, Args};
 use mirror_core::destination::device_name;
 
-use super::{StateArgs, directions, settings::value_of, target_name};
+use super::{StateArgs, boolean::Boolean as _, directions, settings::value_of, target_name};
 use crate::{
     dataplane::rings::MAX_RINGS,
     model::{Directions, TargetName},
@@ -33,9 +33,9 @@ pub struct SubjectArgs {
     /// Pod of this node, by namespace and name, with all its NICs. Can be repeated. Needs a running agent on the node.
     #[arg(long = "pod", value_name = "NAMESPACE/NAME", value_parser = pod)]
     pub pods: Vec<(String, String)>,
-    /// Target of the agent that is a stream (--target NAME=stream of `mirror-agent run` and `attach`), whose copies are
-    /// read. Its mirrors have their own directions and settings, so --direction, --filter, --sample and --snaplen
-    /// cannot be used with it.
+    /// Target of the agent that is a stream (--define-target NAME=stream of `mirror-agent run` and `attach`), whose
+    /// copies are read. Its mirrors have their own directions and settings, so --direction, --filter, --sample and
+    /// --snaplen cannot be used with it.
     #[arg(long, value_name = "NAME", value_parser = target_name, conflicts_with_all = ["interfaces", "pods"])]
     pub target: Option<TargetName>,
     /// Mirror with a stream, by namespace and name: reads the packets of its pods on this node, including pods that
@@ -56,17 +56,14 @@ pub struct SubjectArgs {
     #[arg(long, value_name = "N", value_parser = value_of("snaplen"))]
     pub snaplen: Option<String>,
     /// Keep super-frames and unfinished checksums as the kernel has them. Otherwise frames are as on a wire.
-    #[arg(
-        long, value_name = "BOOL", action = ArgAction::Set, num_args = 0..=1, require_equals = true,
-        default_value_t = false, default_missing_value = "true"
-    )]
+    #[arg(long, boolean(false))]
     pub super_frames: bool,
     /// End after this many packets, counted as they are in the file.
     #[arg(long, short = 'c', value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub packets: Option<u64>,
     /// End after this time, for example 60s.
-    #[arg(long = "for", value_name = "TIME", value_parser = parse_duration)]
-    pub time: Option<Duration>,
+    #[arg(long, value_name = "TIME", value_parser = parse_duration)]
+    pub duration: Option<Duration>,
     /// Size of the buffer between the kernel and this command, for example 16MiB; rounded up to a power of two.
     #[arg(long, value_name = "SIZE", value_parser = ring, default_value_t = RING)]
     pub buffer: u32,
@@ -116,10 +113,7 @@ pub struct TailArgs {
     #[arg(long, value_name = "TIME", value_parser = parse_duration)]
     pub since: Option<Duration>,
     /// End with the packets of --since. Pods and interfaces need not exist any more.
-    #[arg(
-        long, value_name = "BOOL", action = ArgAction::Set, num_args = 0..=1, require_equals = true,
-        default_value_t = false, default_missing_value = "true", requires = "since"
-    )]
+    #[arg(long, boolean(false), requires = "since")]
     pub no_follow: bool,
 }
 
@@ -158,17 +152,14 @@ pub struct Keep {
 /// `mirror-agent recorder`.
 #[derive(Debug, Args)]
 pub struct RecorderArgs {
-    /// A target of the agent that is a stream (--target NAME=stream of `mirror-agent run`): what the mirrors copy there.
-    #[arg(long, env = "MIRROR_RECORDER_TARGET", value_name = "NAME", value_parser = target_name)]
+    /// Target of the agent that is a stream (--define-target NAME=stream of `mirror-agent run`), whose copies are kept.
+    #[arg(long, env = "PODMIRROR_TARGET", value_name = "NAME", value_parser = target_name)]
     pub target: TargetName,
     /// Keep this many bytes, for example 64MB, or the packets of this time, for example 30s.
     #[arg(long, value_name = "SIZE|TIME", value_parser = bound)]
     pub ring: Bound,
     /// Keep super-frames and unfinished checksums as the kernel has them. Otherwise frames are as on a wire.
-    #[arg(
-        long, value_name = "BOOL", action = ArgAction::Set, num_args = 0..=1, require_equals = true,
-        default_value_t = false, default_missing_value = "true"
-    )]
+    #[arg(long, boolean(false))]
     pub super_frames: bool,
     /// Room for packets on their way from the kernel to this command, as in 16MiB; rounded up to a power of two.
     #[arg(long, value_name = "SIZE", value_parser = ring, default_value_t = RING)]
@@ -231,7 +222,7 @@ mod tests {
         let with = |flags: &[&str]| tail(&[&target, flags].concat());
         assert_eq!(tail(&["eth0", "--pod", "shop/web", "--filter", "tcp"]), Ok(()));
         assert_eq!(
-            with(&["--super-frames", "-c", "9", "--for", "9s", "--buffer", "1MiB", "-w", "x"]),
+            with(&["--super-frames", "-c", "9", "--duration", "9s", "--buffer", "1MiB", "-w", "x"]),
             Ok(())
         );
         for flags in [&["eth0"][..], &["--pod", "shop/web"]] {

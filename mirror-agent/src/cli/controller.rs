@@ -18,20 +18,20 @@ pub struct ControllerArgs {
     pub pod_name: String,
     /// Name of the Lease. Of the controllers that use the same Lease, one is active, and the others wait.
     #[arg(
-        long, env = "MIRROR_LEASE", value_name = "NAME", default_value = "podmirror-controller",
+        long, env = "PODMIRROR_LEASE", value_name = "NAME", default_value = "podmirror-controller",
         value_parser = NonEmptyStringValueParser::new()
     )]
     pub lease: String,
     /// Seconds for which a controller that no longer renews the Lease keeps it, from 3 to 600.
     #[arg(
-        long, env = "MIRROR_LEASE_SECONDS", value_name = "N", default_value = "30",
+        long, env = "PODMIRROR_LEASE_SECONDS", value_name = "N", default_value = "30",
         value_parser = clap::value_parser!(u16).range(3..=600)
     )]
     pub lease_seconds: u16,
     /// Address for /healthz, /readyz and /metrics, for example 127.0.0.1:10706 or [::]:10706. An empty value
     /// disables it.
     #[arg(
-        long, env = "MIRROR_LISTEN", value_name = "ADDR", default_value = DEFAULT_LISTEN, value_parser = listen
+        long, env = "PODMIRROR_LISTEN", value_name = "ADDR", default_value = DEFAULT_LISTEN, value_parser = listen
     )]
     pub listen: Listen,
 }

@@ -21,16 +21,16 @@ pub struct SettingArgs {
 #[derive(Debug, Clone, Args)]
 struct NodeArgs {
     /// Seed of the sample. Use the same seed on all nodes, so that all of them sample the same connections.
-    #[arg(long, env = "MIRROR_SAMPLE_SEED", value_name = "N", default_value_t = DEFAULT_SEED)]
+    #[arg(long, env = "PODMIRROR_SAMPLE_SEED", value_name = "N", default_value_t = DEFAULT_SEED)]
     sample_seed: u32,
     /// Maximum copies per second of all pods and interfaces together, in the format of --rate.
-    #[arg(long, env = "MIRROR_MAX_RATE", value_name = "RATE", value_parser = parse_rate)]
+    #[arg(long, env = "PODMIRROR_MAX_RATE", value_name = "RATE", value_parser = parse_rate)]
     max_rate: Option<Rate>,
     /// Maximum copies per second of each pod, regardless of its annotations, in the format of --rate.
-    #[arg(long, env = "MIRROR_MAX_POD_RATE", value_name = "RATE", value_parser = parse_rate)]
+    #[arg(long, env = "PODMIRROR_MAX_POD_RATE", value_name = "RATE", value_parser = parse_rate)]
     max_pod_rate: Option<Rate>,
     /// Maximum copies per second of all pods of each namespace together, in the format of --rate.
-    #[arg(long, env = "MIRROR_MAX_NAMESPACE_RATE", value_name = "RATE", value_parser = parse_rate)]
+    #[arg(long, env = "PODMIRROR_MAX_NAMESPACE_RATE", value_name = "RATE", value_parser = parse_rate)]
     max_namespace_rate: Option<Rate>,
 }
 

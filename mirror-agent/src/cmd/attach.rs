@@ -45,7 +45,7 @@ pub async fn attach(args: AttachArgs) -> anyhow::Result<()> {
     let mirrors = mirrors(&mirror);
     let policy = Policy {
         targets,
-        target: mirror.mirror_target,
+        target: mirror.target,
         limits,
         interfaces,
         interface_directions: direction,

@@ -66,21 +66,21 @@ const OTHERS: [Annotation; 7] = [
     Annotation {
         key: OVN_MIRROR,
         objects: "pod",
-        help: "The annotation of Kube-OVN: `true` or `false`; used if the pod has no annotation \
-               `podmirror.io/mirror`",
+        help: "The annotation of Kube-OVN: `true` or `false`; used with `--kube-ovn-annotations` if the pod has no \
+               annotation `podmirror.io/mirror`",
         example: "true",
     },
     Annotation {
         key: "NAME.NAMESPACE.ovn.kubernetes.io/mirror",
         objects: "pod",
         help: "The annotation of Kube-OVN for the attachment of this NetworkAttachmentDefinition: `true` or `false` for \
-               its NICs; used if the pod has no annotation `podmirror.io/mirror`",
+               its NICs; used with `--kube-ovn-annotations` if the pod has no annotation `podmirror.io/mirror`",
         example: "true",
     },
     Annotation {
         key: TARGET,
         objects: "pod, namespace",
-        help: "Name of the target of the copies, one of `--target`; defaults to that of `--mirror-target`",
+        help: "Name of the target of the copies, one of `--define-target` or a MirrorTarget; defaults to that of `--target`",
         example: "ids",
     },
     Annotation {
@@ -173,8 +173,8 @@ fn help(arg: &Arg) -> (String, String) {
         None if values.is_empty() => (help, String::new()),
         None => (help, format!("`{}`", values.join(","))),
     };
-    let words: Vec<_> =
-        arg.get_possible_values().iter().map(|word| format!("`{}`", word.get_name())).collect();
+    let words = arg.get_possible_values().into_iter().filter(|word| !word.is_hide_set());
+    let words: Vec<_> = words.map(|word| format!("`{}`", word.get_name())).collect();
     if !words.is_empty() {
         let _ = write!(help, " ({})", words.join(", "));
     }
@@ -220,9 +220,9 @@ mod tests {
         }
         assert!(text.contains(&format!("| `NAME.NAMESPACE{OVN_ATTACHMENT}` | pod |")));
         for line in [
-            "| `--max-pod-rate RATE` | `MIRROR_MAX_POD_RATE` |",
+            "| `--max-pod-rate RATE` | `PODMIRROR_MAX_POD_RATE` |",
             "| `podmirror.io/netns` | pod |",
-            "| `MIRROR_ALLOW_NAMESPACES` | all |",
+            "| `PODMIRROR_ALLOW_NAMESPACES` | all |",
         ] {
             assert!(text.contains(line), "no {line} in\n{text}");
         }
@@ -235,7 +235,11 @@ mod tests {
         for (flag, command) in [
             ("--when-read", "run --node-name n"),
             ("--annotations", "run --node-name n"),
+            ("--kube-ovn-annotations", "run --node-name n"),
             ("--enable-mirror", "run --node-name n"),
+            ("--metrics-per-pod", "run --node-name n"),
+            ("--mirror-offloads", "run --node-name n"),
+            ("--mirror-offloads", "attach eth0"),
             ("--when-read", "attach eth0"),
             ("--super-frames", "tail eth0"),
             ("--no-follow", "tail eth0 --since 5m"),

@@ -110,10 +110,11 @@ async fn follow(
     let policy = Policy {
         enable_mirror,
         annotations: args.annotations,
+        kube_ovn_annotations: args.kube_ovn_annotations,
         exclude_namespaces: args.exclude_namespaces.into_iter().collect(),
         allow_namespaces: args.allow_namespaces.map(|names| names.into_iter().collect()),
         targets,
-        target: mirror.mirror_target,
+        target: mirror.target,
         limits,
         settings,
         is_strict,
@@ -134,7 +135,7 @@ async fn follow(
     notes::serve(socket, reports.clone(), trouble.subscribe())?;
     control::serve(control, readers.clone(), reports.clone())?;
     if let Listen::At(address) = listen {
-        let metrics = Metrics::new(&metrics, reports.clone(), Reader::open(&pins)?)?;
+        let metrics = Metrics::new(&metrics, reports.clone(), Reader::open(&pins)?, args.metrics_per_pod)?;
         let (of_alive, of_ready) = (reports.clone(), reports);
         let admin = Admin {
             alive: Box::new(move || health::alive(&of_alive.borrow(), Instant::now())),

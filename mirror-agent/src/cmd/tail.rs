@@ -135,7 +135,7 @@ async fn run(
         (None, Some(target)) => {
             bail!(
                 "no agent is running on this node, and the copies for target {target} need one; start \
-                 it with `mirror-agent run --target {target}=stream`"
+                 it with `mirror-agent run --define-target {target}=stream`"
             )
         }
         (None, None) if !subject.pods.is_empty() || subject.mirror.is_some() => {
@@ -276,7 +276,7 @@ async fn read(
     };
     let Joined { mut agent, ring, sessions, .. } = joined;
     let mut reading = Reading::begin(ring, sessions, recorder, asks)?.after(past_ns);
-    let end = subject.time.map(|time| Instant::now() + time);
+    let end = subject.duration.map(|time| Instant::now() + time);
     let outcome = tokio::select! {
         outcome = reading.run() => outcome.map(|()| Ended::Complete),
         () = &mut stop => Ok(Ended::Asked),

@@ -22,6 +22,8 @@ const SETTLE: Duration = Duration::from_secs(1);
 /// The average time between two sums of one status, and so between two writes, under constant changes. Rare changes are
 /// summed up earlier. Also the pause after a failed write.
 const PACE: Duration = Duration::from_secs(10);
+/// The number of changes of an object that are written at once after a quiet time.
+const BURST: u32 = 4;
 /// The shortest time between two writes of one status if only counters have changed.
 const COUNTS_PACE: Duration = Duration::from_secs(60);
 /// Upper bound of the objects sent per second for changed counters. Every agent watches the objects, so each write is
@@ -204,7 +206,7 @@ impl<S: Summed> Book<S> {
             _ => {
                 let due = self.objects.get(&key).and_then(|entry| entry.due);
                 let (uid, asked) = (uid.to_owned(), asked());
-                let (has_news, pace) = (false, Pace::new(PACE));
+                let (has_news, pace) = (false, Pace::new(PACE, BURST));
                 let entry = Entry {
                     uid,
                     generation,

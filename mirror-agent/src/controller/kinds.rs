@@ -9,9 +9,9 @@ use k8s_openapi::{apimachinery::pkg::apis::meta::v1::Time, jiff::Timestamp};
 use kube::core::ObjectMeta;
 use mirror_api::{
     ClusterMirror, Mirror, MirrorNodeStatus, MirrorStatus, MirrorSummary, MirrorTarget, MirrorTargetStatus,
-    Refusal, TargetSummary,
-    sum::{self, ends},
+    Refusal, TargetSummary, sum,
 };
+use mirror_core::{destination::Destination, tunnel::Kind as TunnelKind};
 use serde::{Deserialize, Deserializer, de::DeserializeOwned};
 
 use super::book::{OfNode, Summed};
@@ -62,11 +62,13 @@ impl Summed for Mirrors {
     }
 
     fn is_news(before: &MirrorSummary, now: &MirrorSummary) -> bool {
-        MirrorSummary { packets: before.packets, ..now.clone() } != *before
+        let expiration_time = before.expiration_time.clone();
+        MirrorSummary { packets: before.packets, expiration_time, ..now.clone() } != *before
     }
 
     fn are_counts(before: &MirrorStatus, now: &MirrorStatus) -> bool {
-        MirrorStatus { packets: before.packets, ..now.clone() } == *before
+        let expiration_time = before.expiration_time.clone();
+        MirrorStatus { packets: before.packets, expiration_time, ..now.clone() } == *before
     }
 }
 
@@ -105,7 +107,8 @@ impl Summed for Targets {
 
 /// Splits the report of a node into one for each book.
 pub(super) fn of_node(status: MirrorNodeStatus) -> (OfNode<MirrorSummary>, OfNode<TargetSummary>) {
-    let MirrorNodeStatus { reported, mirrors, more_mirrors, targets, more_targets, .. } = status;
+    let MirrorNodeStatus { last_report_time: reported, mirrors, more_mirrors, targets, more_targets, .. } =
+        status;
     let reported: Option<Timestamp> = reported.map(|Time(at)| at);
     (
         OfNode { reported, reports: mirrors, has_more: more_mirrors.is_some() },
@@ -231,8 +234,12 @@ impl Watched for MirrorTarget {
 
     fn asked(object: &Bounded, metadata: &ObjectMeta) -> sum::target::Asked {
         let destination = Self::read(object).and_then(|target| target.destination);
-        let generation = metadata.generation.unwrap_or(0);
-        sum::target::Asked { generation, refused: destination.err().map(invalid), left_out: 0 }
+        sum::target::Asked {
+            generation: metadata.generation.unwrap_or(0),
+            destination: destination.as_ref().ok().map(in_short),
+            refused: destination.err().map(invalid),
+            left_out: 0,
+        }
     }
 }
 
@@ -242,14 +249,24 @@ fn asked<K: Kind<Read = model::Resource>>(object: &Bounded, metadata: &ObjectMet
         Ok(resource) => select::refusal(&resource).map(|(reason, message)| refusal(reason, message)),
         Err(problem) => Some(invalid(problem)),
     };
-    // Both kinds have the limits in this field.
-    let limits = Option::deserialize(&object.object["spec"]["limits"]).ok().flatten();
-    sum::Asked {
-        generation: metadata.generation.unwrap_or(0),
-        ends: ends(limits.as_ref()),
-        refused,
-        left_out: 0,
-    }
+    sum::Asked { generation: metadata.generation.unwrap_or(0), refused, left_out: 0 }
+}
+
+/// The kind of a destination, and the rest of its text.
+fn in_short(destination: &Destination) -> (String, String) {
+    let kind = match destination {
+        Destination::Device(_) | Destination::Stream => "Device",
+        Destination::Pod(_) => "Pod",
+        Destination::Tunnel(tunnel) => match tunnel.kind {
+            TunnelKind::Vxlan => "VXLAN",
+            TunnelKind::Geneve => "GENEVE",
+            TunnelKind::Gre => "GRE",
+            TunnelKind::Erspan => "ERSPAN",
+        },
+    };
+    let text = destination.to_string();
+    let rest = text.split_once(':').map(|(_, rest)| rest.to_owned());
+    (kind.to_owned(), rest.unwrap_or(text))
 }
 
 fn name(metadata: &ObjectMeta) -> String {

@@ -48,7 +48,7 @@ fn said_of<'s>(before: Option<&MirrorStatus>, status: &'s MirrorStatus) -> Vec<S
     // A refused Mirror covers nothing, and its refusal has its own Event. A Mirror that ended by its limits is
     // complete. Numbers change too often for a series.
     let is_refused = condition_of(status, ACCEPTED).is_some_and(|accepted| accepted.status == "False");
-    let has_ended = !status.worst.is_empty() && status.worst.iter().all(|worst| worst.of.reason == ENDED);
+    let has_ended = !status.uncovered.is_empty() && status.uncovered.iter().all(|of| of.reason == ENDED);
     if turned(COVERED, "False").is_some() && !is_refused && !has_ended {
         said.push((
             true,
@@ -81,7 +81,7 @@ fn about(Write { key: Key { namespace, name }, uid, .. }: &Write<Mirrors>) -> Ob
 mod tests {
     #![expect(clippy::unwrap_used, reason = "tests panic")]
 
-    use mirror_api::{MirrorSummary, NotCovered, Pods, Refusal, sum};
+    use mirror_api::{MirrorSummary, Pods, Refusal, Uncovered, sum};
 
     use super::*;
 
@@ -93,10 +93,10 @@ mod tests {
         let refused =
             refused.then(|| Refusal { reason: "InvalidFilter".into(), message: "spec.filter".into() });
         let pods = Pods { selected, covered };
-        let of = NotCovered { reason: ENDED.into(), ..NotCovered::default() };
-        let not_covered = vec![of; usize::from(ended > 0)];
+        let of = Uncovered { reason: ENDED.into(), ..Uncovered::default() };
+        let uncovered = vec![of; usize::from(ended > 0)];
         let nics = selected;
-        let report = MirrorSummary { pods, nics, ended, refused, not_covered, ..MirrorSummary::default() };
+        let report = MirrorSummary { pods, nics, ended, refused, uncovered, ..MirrorSummary::default() };
         let now = serde_json::from_str("\"2026-01-01T00:00:00Z\"").unwrap();
         sum::sum(&sum::Asked::default(), [("one", &report)], before, &now)
     }

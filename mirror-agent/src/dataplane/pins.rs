@@ -175,7 +175,8 @@ impl Pins {
             if bpffs != Path::new(DEFAULT_BPFFS) {
                 created.with_context(|| format!("cannot make {}", bpffs.display()))?;
                 bail!(
-                    "{0} is not in a BPF file system; mount one (mount -t bpf bpf {0}) or choose another --bpffs",
+                    "{0} is not in a BPF file system; mount one (mount -t bpf bpf {0}; for a pod of the chart, on its \
+                     node: mount -t bpf bpf /sys/fs/bpf) or choose another --bpffs",
                     bpffs.display()
                 );
             }

@@ -14,6 +14,7 @@ use std::{
 use tokio::time::Instant;
 
 use super::{Fact, Kind};
+use crate::pace::Pace;
 
 /// The pause after the first failure, and the longest one.
 const PAUSE: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(300));
@@ -77,10 +78,10 @@ pub(super) struct Outbox {
     former: BTreeMap<Fact, Entry>,
     /// The pauses by their cause: a namespace or, without a name, the server.
     pauses: BTreeMap<Option<String>, Pause>,
-    /// By the UID of a pod: when the pod may have all of [`BURST`] new Events again, at one each [`PACE`].
-    paces: BTreeMap<String, Instant>,
-    /// When the node may post all of [`NEWS_BURST`] news again, at one each [`NEWS_PACE`].
-    news: Option<Instant>,
+    /// The new Events of each pod, by its UID.
+    paces: BTreeMap<String, Pace>,
+    /// The news of the node.
+    news: Option<Pace>,
 }
 
 /// The next operation for an Event.
@@ -117,7 +118,7 @@ impl Outbox {
         self.former = before;
         let namespaces: BTreeSet<_> = self.facts.keys().map(|fact| &fact.pod.namespace).collect();
         self.pauses.retain(|of, _| of.as_ref().is_none_or(|namespace| namespaces.contains(namespace)));
-        self.paces.retain(|_, paid| *paid > now);
+        self.paces.retain(|_, pace| !pace.is_rested(now));
     }
 
     /// The Event to post next, the kind of the post, and its time, if not at once. Namespaces that have rejected Events
@@ -157,10 +158,10 @@ impl Outbox {
         let Some(entry) = self.facts.get_mut(fact) else { return };
         if entry.post == Post::Create {
             if fact.kind == Kind::News {
-                self.news = Some(self.news.map_or(now, |paid| paid.max(now)) + NEWS_PACE);
+                self.news.get_or_insert(Pace::new(NEWS_PACE, NEWS_BURST)).take(now);
             }
-            let paid = self.paces.entry(fact.pod.uid.clone()).or_insert(now);
-            *paid = (*paid).max(now) + PACE;
+            let of_pod = self.paces.entry(fact.pod.uid.clone());
+            of_pod.or_insert_with(|| Pace::new(PACE, BURST)).take(now);
         }
         let refreshment = now + REFRESH + Duration::from_secs(fact.digest() % SPREAD_SECONDS);
         *entry = match answer {
@@ -175,9 +176,8 @@ impl Outbox {
 
     /// The time at which the new Event may be posted, for the pod and for the node, if not at once.
     fn pace(&self, fact: &Fact) -> Option<Instant> {
-        let of_pod = self.paces.get(&fact.pod.uid).and_then(|paid| paid.checked_sub(PACE * (BURST - 1)));
-        let news = self.news.filter(|_| fact.kind == Kind::News);
-        of_pod.max(news.and_then(|paid| paid.checked_sub(NEWS_PACE * (NEWS_BURST - 1))))
+        let news = self.news.filter(|_| fact.kind == Kind::News).and_then(|pace| pace.next());
+        self.paces.get(&fact.pod.uid).and_then(Pace::next).max(news)
     }
 
     fn pause(&mut self, of: Option<String>, now: Instant) {

@@ -165,7 +165,7 @@ fn a_pod_with_two_skipped_nics_is_one_skipped_pod() {
         ..Report::default()
     };
     assert_eq!(
-        lines(|registry| register_report(registry, &report).unwrap()),
+        lines(|registry| register_report(registry, &report, true).unwrap()),
         [
             "podmirror_bad_annotations 1",
             "podmirror_pending_failures 2",
@@ -197,7 +197,7 @@ fn each_direction_of_a_nic_has_one_series_with_its_coverage() {
     ] {
         let coverage = [(Device::on_node(IfIndex(1)), nic(state))].into();
         let report = Report { coverage, ..Report::default() };
-        let lines = lines(|registry| register_report(registry, &report).unwrap());
+        let lines = lines(|registry| register_report(registry, &report, true).unwrap());
         let series: Vec<_> = lines.iter().filter(|line| line.starts_with("podmirror_nic_coverage")).collect();
         let expected = [("egress", "Covered"), ("ingress", name)].map(|(direction, state)| {
             format!(
@@ -211,6 +211,38 @@ fn each_direction_of_a_nic_has_one_series_with_its_coverage() {
             let line = lines.iter().find(|line| line.starts_with(&start)).unwrap();
             assert!(line.ends_with(&format!(" {count}")), "{line}");
         }
+    }
+}
+
+/// Without the names of pods and NICs, a series is the sum over a namespace.
+#[test]
+fn without_names_the_nics_of_a_namespace_are_summed_up() {
+    let mut taps = vec![tap(1, Some(pod("web", "a")), 5), tap(2, Some(pod("db", "b")), 6)];
+    taps.iter_mut().for_each(|tap| without_names(&mut tap.owner));
+    let readout = Readout { targets: BTreeMap::new(), taps, copied_again: 0 };
+    let judged = Judged { state: State::Covered, since: Instant::now(), seen: 1, carried: 2 };
+    let nic = |name: &str| NicCoverage {
+        pod: pod(name, name),
+        nic: "eth0".into(),
+        device: "veth1".into(),
+        inside: None,
+        directions: [judged.clone(), judged.clone()],
+    };
+    let coverage = [(1, "web"), (2, "db")].map(|(at, name)| (Device::on_node(IfIndex(at)), nic(name))).into();
+    let report = Report { coverage, ..Report::default() };
+    let lines = lines(|registry| {
+        register_state(registry, &readout, &BTreeMap::new()).unwrap();
+        register_report(registry, &report, false).unwrap();
+    });
+    let labels = "direction=\"egress\",mirror=\"default\",namespace=\"shop\",nic=\"\",pod=\"\",result=\"copied\",target=\"default\"";
+    let of_nic = "direction=\"egress\",namespace=\"shop\",nic=\"\",pod=\"\"";
+    for line in [
+        format!("podmirror_packets_total{{{labels}}} 11"),
+        format!("podmirror_bytes_total{{{labels}}} 660"),
+        format!("podmirror_nic_carried_packets_total{{{of_nic}}} 4"),
+        format!("podmirror_nic_coverage{{{of_nic},state=\"Covered\"}} 2"),
+    ] {
+        assert!(lines.contains(&line), "{line}: {lines:?}");
     }
 }
 

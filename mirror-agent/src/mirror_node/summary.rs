@@ -2,7 +2,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use mirror_api::{Cut, MirrorNodeStatus, MirrorSummary, NotCovered, Packets, Pods, Refusal, TargetSummary};
+use k8s_openapi::{
+    apimachinery::pkg::apis::meta::v1::Time,
+    jiff::{SignedDuration, Timestamp},
+};
+use mirror_api::{Cut, MirrorNodeStatus, MirrorSummary, Packets, Pods, Refusal, TargetSummary, Uncovered};
 use mirror_common::verdict::{Misfit, Verdict};
 use mirror_core::{
     fair::shares,
@@ -43,22 +47,29 @@ pub(super) struct OfMirror {
     pub(super) nics: i64,
     /// Its sessions that a budget has ended.
     pub(super) ended: i64,
+    /// The last time at which the budget of time ends one of its sessions, in whole seconds.
+    pub(super) expires: Option<Timestamp>,
 }
 
 /// Reads the counts of all mirrors that come from resources, and the cut copies of all mirrors.
 pub(super) fn counts(reader: &mut Reader) -> anyhow::Result<Counts> {
-    let mut counts = Counts::default();
+    let (mut counts, now) = (Counts::default(), Timestamp::now());
     // A capture may belong to the stream of a Mirror.
     let is_ours = |origin| {
         matches!(origin, Origin::Mirror | Origin::ClusterMirror | Origin::Enforced | Origin::Capture)
     };
     for tap in reader.read()?.taps {
         let namespace = tap.owner.pod.map(|pod| pod.namespace);
-        for SessionReadout { mirror, session, counts: of_verdicts, misfits, ended, .. } in tap.sessions {
+        for SessionReadout { mirror, session, counts: of_verdicts, misfits, ended, left, .. } in tap.sessions
+        {
             if is_ours(session.origin) {
                 let namespace = namespace.clone().filter(|_| !mirror.0.is_of_cluster_mirror());
                 let of = counts.mirrors.entry((namespace, mirror)).or_default();
                 of.add(&of_verdicts, ended.is_some());
+                let left = left.duration.and_then(|left| SignedDuration::try_from(left).ok());
+                let expires = left.and_then(|left| now.checked_add(left).ok());
+                let expires = expires.and_then(|at| Timestamp::from_second(at.as_second()).ok());
+                of.expires = of.expires.max(expires);
             }
             for misfit in misfits.iter().filter(|misfit| misfit.misfit == Misfit::Cut) {
                 let cut = counts.cut.entry(session.target.clone()).or_default();
@@ -96,7 +107,7 @@ pub(super) fn summary(report: &Report, counts: &Counts) -> MirrorNodeStatus {
     let reasons = mirrors.iter().map(|(of, _)| (*of, reasons(of).len().min(MOST_REASONS.0)));
     let room = shared(reasons, MOST_REASONS.1);
     MirrorNodeStatus {
-        reported: None,
+        last_report_time: None,
         mirror_count: number(report.resources.len()),
         refused_count: number(report.resources.iter().filter(|of| of.of.refused.is_some()).count()),
         pods: Pods {
@@ -172,18 +183,20 @@ fn of_mirror(coverage: &Coverage, counts: &Counts, most: usize) -> MirrorSummary
         packets: counts.packets,
         nics: counts.nics,
         ended: counts.ended,
-        more_not_covered: more(reasons.len(), most),
-        not_covered: reasons.into_iter().take(most).map(reason).collect(),
+        expiration_time: counts.expires.map(Time),
+        more_uncovered: more(reasons.len(), most),
+        uncovered: reasons.into_iter().take(most).map(reason).collect(),
     }
 }
 
-fn reason(of: &select::NotCovered) -> NotCovered {
-    NotCovered {
+fn reason(of: &select::NotCovered) -> Uncovered {
+    Uncovered {
         namespace: of.pod.namespace.clone(),
         pod: of.pod.name.clone(),
         nic: of.nic.clone(),
         reason: of.reason.to_owned(),
         message: cut(&of.message),
+        node: None,
     }
 }
 

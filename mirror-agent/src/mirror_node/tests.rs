@@ -68,14 +68,22 @@ fn a_pod_is_covered_if_all_its_mirrors_cover_it() {
     let of_a = (Some("shop".to_owned()), report.resources[0].of.id.mirror());
     let status = summary(
         &report,
-        &Counts { mirrors: [(of_a, OfMirror { packets, nics: 2, ended: 1 })].into(), ..Counts::default() },
+        &Counts {
+            mirrors: [(
+                of_a,
+                OfMirror { packets, nics: 2, ended: 1, expires: Timestamp::from_second(77).ok() },
+            )]
+            .into(),
+            ..Counts::default()
+        },
     );
     assert_eq!((status.mirror_count, status.refused_count, status.more_mirrors), (3, 1, None));
     assert_eq!((status.pods.selected, status.pods.covered), (2, 1));
     let [a, b, c] = &status.mirrors[..] else { panic!("{status:?}") };
     assert_eq!((a.packets, a.nics, a.ended, a.pods.covered, a.observed_generation), (packets, 2, 1, 2, 2));
-    assert_eq!((b.packets, b.pods.covered), (Packets::default(), 1));
-    assert_eq!((c.refused.as_ref().unwrap().reason.as_str(), c.not_covered.len()), ("InvalidFilter", 0));
+    assert_eq!(a.expiration_time.as_ref().unwrap().0.as_second(), 77);
+    assert_eq!((b.packets, b.pods.covered, &b.expiration_time), (Packets::default(), 1, &None));
+    assert_eq!((c.refused.as_ref().unwrap().reason.as_str(), c.uncovered.len()), ("InvalidFilter", 0));
 }
 
 #[test]
@@ -103,8 +111,8 @@ fn a_status_has_a_bounded_size() {
     let status = summary(&report, &Counts::default());
     assert_eq!((status.targets.len(), status.more_targets), (64, Some(36)));
     assert_eq!((status.mirror_count, status.mirrors.len(), status.more_mirrors), (300, 200, Some(100)));
-    assert_eq!((status.mirrors[0].not_covered.len(), status.mirrors[0].more_not_covered), (20, Some(230)));
-    assert_eq!((status.mirrors[199].not_covered.len(), status.mirrors[199].more_not_covered), (0, Some(250)));
+    assert_eq!((status.mirrors[0].uncovered.len(), status.mirrors[0].more_uncovered), (20, Some(230)));
+    assert_eq!((status.mirrors[199].uncovered.len(), status.mirrors[199].more_uncovered), (0, Some(250)));
     let bytes = serde_json::to_vec(&status).unwrap().len();
     assert!(bytes < 340 << 10, "{bytes}");
 }
@@ -126,7 +134,7 @@ fn namespaces_share_the_room_of_a_status() {
     let status = summary(&report(resources.collect()), &Counts::default());
     let told = |namespace: Option<&str>| {
         let of = status.mirrors.iter().filter(|mirror| mirror.namespace.as_deref() == namespace);
-        let reasons = of.clone().map(|mirror| mirror.not_covered.len()).sum::<usize>();
+        let reasons = of.clone().map(|mirror| mirror.uncovered.len()).sum::<usize>();
         (of.count(), reasons)
     };
     assert_eq!((told(None), told(Some("bank"))), ((3, 60), (2, 40)));
@@ -171,7 +179,10 @@ async fn what_changes_is_written_and_not_too_often() {
     let counts = move || {
         let packets = Packets { copied: *counted.lock().unwrap(), lost: 0 };
         let of = (Some("shop".to_owned()), mirror("a", 0).of.id.mirror());
-        Ok(Counts { mirrors: [(of, OfMirror { packets, nics: 1, ended: 0 })].into(), ..Counts::default() })
+        Ok(Counts {
+            mirrors: [(of, OfMirror { packets, nics: 1, ..OfMirror::default() })].into(),
+            ..Counts::default()
+        })
     };
     tokio::spawn(write_with(client, "one".into(), reader, counts));
     let writes = async |seconds| {

@@ -5,15 +5,14 @@ use std::collections::{BTreeMap, BTreeSet};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 
 use super::{
-    ACCEPTED, Value, condition, most_told, name, no_nodes, not_refused, number, observed, of_type, text, word,
+    ACCEPTED, READY, Value, condition, most_told, name, no_nodes, not_refused, number, observed, of_type,
+    text, word,
 };
 use crate::{Cut, MirrorTargetStatus, NotReady, Refusal, TargetNodes, TargetSummary};
 
 /// Most nodes in [`MirrorTargetStatus::not_ready`].
 pub const MOST_NOT_READY: usize = 20;
 
-/// The type of the condition that says whether all nodes take copies for it.
-pub const READY: &str = "Ready";
 /// The reason of a node that does not have the target.
 pub const TARGET_REFUSED: &str = "TargetRefused";
 /// The reason of a node that has the target, but cannot copy to it now.
@@ -24,6 +23,8 @@ pub const TARGET_DOWN: &str = "TargetDown";
 pub struct Asked {
     /// `metadata.generation`.
     pub generation: i64,
+    /// The kind of its destination, and the destination in short; `None`: it is refused.
+    pub destination: Option<(String, String)>,
     /// Why no node can have it, where that does not depend on the node.
     pub refused: Option<Refusal>,
     /// Number of nodes that have more to report than a MirrorNode holds, and may have omitted it.
@@ -41,10 +42,11 @@ pub fn sum<'r>(
     let generations = reports.values().map(|report| report.observed_generation);
     let observed_generation = observed(generations, asked.generation);
     let not_ready: Vec<_> = reports.iter().filter_map(|(node, report)| not_ready(node, report)).collect();
-    let (of, missing) = (number(reports.len()), number(not_ready.len()));
-    let nodes = TargetNodes { ready: of - missing, of };
+    let (desired, missing) = (number(reports.len()), number(not_ready.len()));
+    let nodes = TargetNodes { ready: desired - missing, desired };
+    let (type_, destination) = asked.destination.clone().unzip();
     let before = before.map_or(&[][..], |before| &before.conditions);
-    let conditions = [(ACCEPTED, accepted(asked, &reports)), (READY, ready(asked, nodes, &not_ready))];
+    let conditions = [(READY, ready(asked, nodes, &not_ready)), (ACCEPTED, accepted(asked, &reports))];
     let more = number(not_ready.len().saturating_sub(MOST_NOT_READY));
     MirrorTargetStatus {
         observed_generation,
@@ -52,7 +54,10 @@ pub fn sum<'r>(
             .into_iter()
             .map(|(type_, value)| condition(type_, value, observed_generation, before, now))
             .collect(),
+        type_,
+        destination,
         nodes,
+        ready_nodes: Some(format!("{}/{}", nodes.ready, nodes.desired)),
         not_ready: not_ready.into_iter().take(MOST_NOT_READY).collect(),
         more_not_ready: (more > 0).then_some(more),
         cut: reports.values().filter_map(|report| report.cut).reduce(|sum, cut| Cut {
@@ -90,15 +95,15 @@ fn accepted(asked: &Asked, reports: &BTreeMap<&str, &TargetSummary>) -> Value {
 }
 
 fn ready(asked: &Asked, nodes: TargetNodes, not_ready: &[NotReady]) -> Value {
-    let TargetNodes { ready, of } = nodes;
+    let TargetNodes { ready, desired } = nodes;
     let is = |status, reason: &str, message| (status, reason.to_owned(), message);
-    if ready < of {
+    if ready < desired {
         let words: BTreeSet<_> = not_ready.iter().map(|node| node.reason.as_str()).collect();
         let words: Vec<_> = words.into_iter().collect();
         return is(
             "False",
             "NotReady",
-            format!("{ready} of {of} nodes can copy to it: {}", words.join(", ")),
+            format!("{ready} of {desired} nodes can copy to it: {}", words.join(", ")),
         );
     }
     if asked.left_out > 0 {
@@ -106,10 +111,10 @@ fn ready(asked: &Asked, nodes: TargetNodes, not_ready: &[NotReady]) -> Value {
         let message = format!("{} {nodes} more MirrorTargets than a MirrorNode can hold", asked.left_out);
         return is("Unknown", "NotAllTold", message);
     }
-    if of == 0 {
+    if desired == 0 {
         return no_nodes();
     }
-    is("True", "AllReady", format!("{ready} of {of} nodes can copy to it"))
+    is("True", "AllReady", format!("{ready} of {desired} nodes can copy to it"))
 }
 
 #[cfg(test)]
@@ -147,13 +152,13 @@ mod tests {
     fn nodes_that_cannot_copy_are_named_with_the_reason() {
         let (good, down) = (report(None, None), report(None, Some("no pod a/b runs here")));
         let status = of(&[("one", good.clone()), ("two", good.clone())]);
-        assert_eq!((status.nodes, status.not_ready.len()), (TargetNodes { ready: 2, of: 2 }, 0));
+        assert_eq!((status.nodes, status.not_ready.len()), (TargetNodes { ready: 2, desired: 2 }, 0));
         assert_eq!(value(&status, ACCEPTED), ("True", "Accepted", "no node refuses it"));
         assert_eq!(value(&status, READY), ("True", "AllReady", "2 of 2 nodes can copy to it"));
 
         let refused = report(Some("ids0 is taken"), None);
         let status = of(&[("one", good), ("two", down), ("six", refused)]);
-        assert_eq!(status.nodes, TargetNodes { ready: 1, of: 3 });
+        assert_eq!(status.nodes, TargetNodes { ready: 1, desired: 3 });
         let told = ("False", TARGET_REFUSED, "ids0 is taken (on 1 of 3 nodes, for example six)");
         assert_eq!(value(&status, ACCEPTED), told);
         let told = ("False", "NotReady", "1 of 3 nodes can copy to it: TargetDown, TargetRefused");
@@ -228,7 +233,7 @@ mod tests {
             nodes.rotate_left(turn);
             prop_assert_eq!(&of(&nodes, Some(&status), 99), &status);
 
-            let TargetNodes { ready, of } = status.nodes;
+            let TargetNodes { ready, desired: of } = status.nodes;
             let is_ready = |report: &&TargetSummary| report.refused.is_none() && report.down.is_none();
             prop_assert_eq!(of, number(reports.len()));
             prop_assert_eq!(ready, number(reports.iter().filter(is_ready).count()));

@@ -21,9 +21,10 @@ fn report(selected: i64, covered: i64) -> MirrorSummary {
     MirrorSummary { observed_generation: 3, pods, packets, nics: covered, ..MirrorSummary::default() }
 }
 
-fn missing(pod: &str, reason: &str) -> NotCovered {
+fn missing(pod: &str, reason: &str) -> Uncovered {
     let message = format!("{reason} of {pod}");
-    NotCovered { namespace: "shop".into(), pod: pod.into(), nic: None, reason: reason.into(), message }
+    let (pod, reason) = (pod.into(), reason.into());
+    Uncovered { namespace: "shop".into(), pod, reason, message, ..Uncovered::default() }
 }
 
 fn value<'s>(status: &'s MirrorStatus, type_: &str) -> (&'s str, &'s str, &'s str) {
@@ -37,16 +38,17 @@ fn of(reports: &[(&str, MirrorSummary)]) -> MirrorStatus {
 
 #[test]
 fn two_nodes_are_summed_up() {
-    let short = MirrorSummary { not_covered: vec![missing("web-2", "NoRoom")], ..report(3, 2) };
+    let short = MirrorSummary { uncovered: vec![missing("web-2", "NoRoom")], ..report(3, 2) };
     let status = of(&[("one", short), ("two", report(2, 2))]);
     assert_eq!(status.pods, Pods { selected: 5, covered: 4 });
     assert_eq!(status.packets, Packets { copied: 400, lost: 4 });
-    assert_eq!((status.nodes, status.observed_generation, status.more_not_covered), (2, 3, None));
-    let [worst] = &status.worst[..] else { unreachable!("{status:?}") };
-    assert_eq!((worst.node.as_str(), worst.of.pod.as_str()), ("one", "web-2"));
+    assert_eq!((status.reporting_nodes, status.observed_generation, status.more_uncovered), (2, 3, None));
+    let [web] = &status.uncovered[..] else { unreachable!("{status:?}") };
+    assert_eq!((web.node.as_deref(), web.pod.as_str()), (Some("one"), "web-2"));
     assert_eq!(value(&status, ACCEPTED), ("True", "Accepted", "no node refuses it"));
     assert_eq!(value(&status, COVERED), ("False", "NotCovered", "1 of 5 pods are not covered: NoRoom"));
     assert_eq!(value(&status, ENDED), ("False", "NotEnded", "no limit has been reached"));
+    assert_eq!(value(&status, READY), value(&status, COVERED));
     let status = of(&[("two", report(2, 2))]);
     assert_eq!(value(&status, COVERED), ("True", "AllCovered", "2 of 2 pods are covered"));
 }
@@ -54,10 +56,11 @@ fn two_nodes_are_summed_up() {
 #[test]
 fn without_a_report_nothing_is_claimed() {
     let status = of(&[]);
-    assert_eq!((status.nodes, status.pods, status.observed_generation), (0, Pods::default(), 3));
+    assert_eq!((status.reporting_nodes, status.pods, status.observed_generation), (0, Pods::default(), 3));
     assert_eq!(value(&status, ACCEPTED), ("Unknown", "NoNodes", "no node reports on it"));
     assert_eq!(value(&status, COVERED), ("Unknown", "NoPods", "no node reports a selected pod"));
     assert_eq!(value(&status, ENDED), ("False", "NotBegun", "no NIC is mirrored"));
+    assert_eq!(value(&status, READY), value(&status, ACCEPTED));
     // A node that has more to report than it can may have left it out.
     let reports = [("one", report(2, 2))];
     let asked = Asked { left_out: 1, ..asked() };
@@ -76,6 +79,7 @@ fn a_refusal_is_told_with_the_nodes_that_refuse() {
         (refused("NoSuchTarget", "no target ids"), refused("InvalidFilter", "spec.filter: no"));
     let status = of(&[("one", filter.clone()), ("two", filter.clone())]);
     assert_eq!(value(&status, ACCEPTED), ("False", "InvalidFilter", "spec.filter: no"));
+    assert_eq!(value(&status, READY), value(&status, ACCEPTED));
     assert_eq!(value(&status, COVERED).2, "2 of 2 pods are not covered: InvalidFilter");
     let status = of(&[("one", report(1, 1)), ("two", target)]);
     let told = ("False", "NoSuchTarget", "no target ids (on 1 of 2 nodes, for example two)");
@@ -89,20 +93,20 @@ fn a_refusal_is_told_with_the_nodes_that_refuse() {
 
 #[test]
 fn it_has_ended_when_its_limits_have_ended_it_everywhere() {
-    let limits = Limits {
-        duration: Some("15m".into()),
-        packets: Some(k8s_openapi::apimachinery::pkg::util::intstr::IntOrString::Int(9)),
-        bytes: None,
+    let with = |ended, expires: Option<i64>| MirrorSummary {
+        ended,
+        expiration_time: expires.map(at),
+        ..report(2, 2)
     };
-    let asked = Asked { ends: ends(Some(&limits)), ..asked() };
-    let with = |ended| MirrorSummary { ended, ..report(2, 2) };
-    let status = |a, b| sum(&asked, [("one", &with(a)), ("two", &with(b))], None, &at(7));
-    let (none, some, all) = (status(0, 0), status(1, 2), status(2, 2));
-    assert_eq!(none.ends.as_deref(), Some("15m, 9 packets"));
+    let status =
+        |a, b| of(&[("one", with(a, Some(20))), ("two", with(b, Some(30))), ("three", with(2, None))]);
+    let (none, some, all) = (of(&[("one", with(0, None))]), status(1, 2), status(2, 2));
+    assert_eq!((&none.expiration_time, &some.expiration_time), (&None, &Some(at(30))));
     assert_eq!(value(&some, ENDED).1, "PartlyEnded");
-    assert_eq!(value(&some, ENDED).2, "a limit has been reached on 3 of 4 NICs");
-    assert_eq!((value(&all, ENDED).0, all.ends.as_deref()), ("True", Some("Ended")));
-    assert_eq!(ends(None), None);
+    assert_eq!(value(&some, ENDED).2, "a limit has been reached on 5 of 6 NICs");
+    assert_eq!(value(&some, READY).1, "AllCovered");
+    assert_eq!(value(&all, ENDED).0, "True");
+    assert_eq!(value(&all, READY), ("False", "LimitReached", "a limit has been reached on every NIC"));
 }
 
 #[test]
@@ -130,8 +134,8 @@ fn a_node_cannot_make_the_sums_wrong_but_by_its_own_share() {
         packets: Packets { copied: i64::MAX, lost: -7 },
         nics: -1,
         ended: 9,
-        more_not_covered: Some(-3),
-        not_covered: vec![NotCovered {
+        more_uncovered: Some(-3),
+        uncovered: vec![Uncovered {
             message: "a\nb\u{1b}[31m".repeat(1000),
             reason: "no word\n".into(),
             ..missing("web", "")
@@ -141,9 +145,9 @@ fn a_node_cannot_make_the_sums_wrong_but_by_its_own_share() {
     let status = of(&[("odd", odd.clone()), ("odder", odd), ("one", report(2, 2))]);
     assert_eq!(status.pods, Pods { selected: 2, covered: 2 });
     assert_eq!(status.packets, Packets { copied: i64::MAX, lost: 2 });
-    assert_eq!((status.observed_generation, status.more_not_covered), (3, None));
+    assert_eq!((status.observed_generation, status.more_uncovered), (3, None));
     assert_eq!(value(&status, ENDED).1, "NotEnded");
-    for Worst { of, .. } in &status.worst {
+    for of in &status.uncovered {
         assert!(of.message.len() <= MOST_BYTES && !of.message.contains(char::is_control), "{of:?}");
         assert_eq!(of.reason, "Other");
     }
@@ -176,8 +180,8 @@ prop_compose! {
             nics,
             ended,
             refused: refusal.map(|of| Refusal { reason: format!("Refusal{of}"), message: "é".repeat(500) }),
-            not_covered: pods.iter().map(|pod| missing(&format!("{}{pod}", "p".repeat(250)), "No")).collect(),
-            more_not_covered: more,
+            uncovered: pods.iter().map(|pod| missing(&format!("{}{pod}", "p".repeat(250)), "No")).collect(),
+            more_uncovered: more,
             ..MirrorSummary::default()
         }
     }
@@ -214,7 +218,7 @@ proptest! {
         prop_assert_eq!(all.packets.lost - rest.packets.lost, gone.packets.lost);
         prop_assert_eq!(all.pods.selected - rest.pods.selected, gone.pods.selected);
         prop_assert_eq!(all.pods.covered - rest.pods.covered, gone.pods.covered.min(gone.pods.selected));
-        prop_assert_eq!(all.nodes - rest.nodes, 1);
+        prop_assert_eq!(all.reporting_nodes - rest.reporting_nodes, 1);
     }
 
     /// The same reports give the same status, with the same times.
@@ -229,11 +233,11 @@ proptest! {
     #[test]
     fn a_status_has_a_bounded_size_and_is_consistent(reports in vec(any_report(), 0..8)) {
         let status = of_nodes(&nodes(&reports));
-        prop_assert!(status.worst.len() <= MOST_WORST);
-        prop_assert!(status.worst.is_sorted());
+        prop_assert!(status.uncovered.len() <= MOST_UNCOVERED);
+        prop_assert!(status.uncovered.is_sorted());
         prop_assert!(status.pods.covered <= status.pods.selected);
         prop_assert!(status.observed_generation <= 3);
-        prop_assert!(status.more_not_covered.is_none_or(|more| more > 0));
+        prop_assert!(status.more_uncovered.is_none_or(|more| more > 0));
         let bytes = serde_json::to_vec(&status).unwrap().len();
         prop_assert!(bytes < 40 << 10, "{}", bytes);
     }

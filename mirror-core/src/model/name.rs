@@ -18,9 +18,7 @@ impl Name {
     /// The name of a mirror or target that the user did not name.
     pub const DEFAULT: &str = "default";
     /// Maximum length of a name in bytes.
-    const MAX_BYTES: usize = 63;
-    /// Maximum length in bytes of the name of a `Mirror` or `ClusterMirror`. With its prefix, it must fit into a name.
-    pub const RESOURCE_MAX_BYTES: usize = 48;
+    pub const MAX_BYTES: usize = 63;
 
     /// The name of the mirror and the target of a capture. It contains a dot, so no user can choose it.
     pub fn of_capture(number: u32) -> Self {
@@ -47,22 +45,11 @@ impl Name {
         self.0.starts_with(RESOURCES[1])
     }
 
-    /// Parses the name of a `Mirror` or `ClusterMirror`.
-    ///
-    /// # Errors
-    ///
-    /// A message for the user.
-    pub fn of_resource(text: &str) -> Result<Self, String> {
-        let name = text.parse::<Self>()?;
-        let most = Self::RESOURCE_MAX_BYTES;
-        if text.len() > most { Err(format!("the name has more than {most} characters")) } else { Ok(name) }
-    }
-
     /// Parses a name that an agent wrote: a user's name, or that of a capture or of the mirror of a resource.
     pub fn of_written(text: &str) -> Option<Self> {
         let is_capture = text.strip_prefix(CAPTURE).is_some_and(|number| number.parse::<u32>().is_ok());
         let of_resource = RESOURCES.into_iter().find_map(|kind| text.strip_prefix(kind));
-        match of_resource.map_or(is_capture, |name| Self::of_resource(name).is_ok()) {
+        match of_resource.map_or(is_capture, |name| name.parse::<Self>().is_ok()) {
             true => Some(Self(text.to_owned())),
             false => text.parse().ok(),
         }
@@ -133,6 +120,8 @@ impl fmt::Display for TargetName {
 
 #[cfg(test)]
 mod tests {
+    use mirror_common::abi::MAX_MIRROR;
+
     use super::*;
 
     #[test]
@@ -146,18 +135,17 @@ mod tests {
 
     #[test]
     fn the_mirror_of_a_resource_has_a_name_that_nobody_else_can_give() {
-        let long = "a".repeat(Name::RESOURCE_MAX_BYTES);
+        let long = "a".repeat(Name::MAX_BYTES);
         for text in ["ids", "capture", &long] {
-            let name = Name::of_resource(text).unwrap_or_default();
+            let name = text.parse().unwrap_or_default();
             let names = [Name::of_mirror(&name), Name::of_cluster_mirror(&name)];
             assert_ne!(names[0], names[1]);
             for name in names {
-                assert!(name.as_str().len() <= Name::MAX_BYTES && !name.is_capture(), "{name}");
+                assert!(name.as_str().len() <= MAX_MIRROR && !name.is_capture(), "{name}");
                 assert!(name.as_str().parse::<Name>().is_err());
                 assert_eq!(Name::of_written(name.as_str()), Some(name));
             }
         }
-        assert!(Name::of_resource(&format!("{long}a")).is_err());
         for bad in ["mirror/", "mirror/A", "mirror/a/b", "other/a", &format!("mirror/{long}a")] {
             assert_eq!(Name::of_written(bad), None, "{bad}");
         }

@@ -1,7 +1,6 @@
 //! A `Mirror`, `ClusterMirror` or `MirrorTarget` of the Kubernetes API, with the fields that a node needs.
 //!
-//! Data, and the evaluation of selectors. `pods/kube` reads resources from the API, `select` applies them. The texts
-//! are unparsed, as the author wrote them; `select` reads them with the parsers of annotations.
+//! Data, and the evaluation of selectors. `pods/kube` reads resources from the API, `select` applies them.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -9,7 +8,10 @@ use std::{
 };
 
 use super::{Directions, MirrorId, Name, Origin, Pod, TargetName};
-use crate::{destination::Destination, settings::Rate};
+use crate::{
+    destination::Destination,
+    settings::{Rate, Settings},
+};
 
 /// A `Mirror` or `ClusterMirror`.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -72,16 +74,18 @@ impl Resource {
     }
 }
 
-/// The request of a resource, in its author's texts.
+/// The request of a resource.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Request {
     /// The names of the NICs. `None`: all NICs.
     pub nics: Option<Vec<String>>,
     /// The directions to copy.
     pub directions: Directions,
-    /// The settings that are present, by their [keys](crate::settings::KEYS).
-    pub settings: Vec<(&'static str, String)>,
-    /// The name of the target. `None`: the node's default target.
+    /// The settings, without the filter.
+    pub settings: Settings,
+    /// The filter as written. It is compiled only for a mirror that gets a slot.
+    pub filter: Option<String>,
+    /// The name of the target. `None`: the mirror interface.
     pub target: Option<String>,
     /// The stream that gets the copies, in place of a target.
     pub stream: Option<Stream>,
@@ -198,6 +202,12 @@ impl Operator {
 }
 
 impl Selector {
+    /// A selector that selects nothing.
+    pub fn nothing() -> Self {
+        let none = Requirement { key: String::new(), operator: Operator::Exists, values: BTreeSet::new() };
+        Self { labels: BTreeMap::new(), requirements: vec![none] }
+    }
+
     /// Whether the selector matches these labels.
     pub fn matches(&self, labels: &BTreeMap<String, String>) -> bool {
         self.labels.iter().all(|(key, value)| labels.get(key) == Some(value))

@@ -244,7 +244,7 @@ impl<'a> PodChoice<'_, 'a> {
         };
         let (ours, theirs) = (word(Place::Pod, own), word(Place::Namespace, inherited));
         let is_default = mirror.0.is_default();
-        let has_ovn = is_default && self.policy.annotations;
+        let has_ovn = is_default && self.policy.annotations && self.policy.kube_ovn_annotations;
         let (ovn, attachments) = if has_ovn { self.ovn() } else { Default::default() };
         let attachments = if ours.is_none() { attachments } else { Attachments::default() };
         let at = |place| move |directions| (directions, place);

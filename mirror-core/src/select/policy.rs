@@ -20,6 +20,8 @@ pub struct Policy {
     pub enable_mirror: bool,
     /// Annotations of pods and namespaces are accepted.
     pub annotations: bool,
+    /// Kube-OVN's annotations of pods are accepted too.
+    pub kube_ovn_annotations: bool,
     /// Namespaces whose pods are never mirrored.
     pub exclude_namespaces: BTreeSet<String>,
     /// The only namespaces whose annotations and Mirrors are accepted. `None`: all.
@@ -63,6 +65,7 @@ impl Default for Policy {
         Self {
             enable_mirror: false,
             annotations: true,
+            kube_ovn_annotations: false,
             exclude_namespaces: BTreeSet::new(),
             allow_namespaces: None,
             targets: [(TargetName::default(), Destination::Device("mirror0".to_owned()))].into(),

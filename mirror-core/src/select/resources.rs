@@ -1,7 +1,6 @@
 //! Mirrors and ClusterMirrors: their requests, and the pods that they select.
 //!
-//! Pure. Each resource is parsed once per round, with the parsers of annotations. A resource with an invalid part is
-//! refused as a whole. `choose` calls this module for the resources of each pod.
+//! Pure. A resource with an invalid part is refused as a whole. `choose` calls this module for the resources of each pod.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -11,8 +10,8 @@ use std::{
 use super::{Capture, Filters, Nics, Policy, Why};
 use crate::{
     destination::Destination,
-    model::{MirrorId, Origin, Place, Pod, PodId, Request, Resource, ResourceId, Session, TargetName},
-    settings::{FILTER, SettingError, Settings},
+    model::{MirrorId, Name, Origin, Place, Pod, PodId, Request, Resource, ResourceId, Session, TargetName},
+    settings::{FILTER, SETTINGS, SettingError, Settings},
 };
 
 /// The sort key by which the mirrors of a pod get session slots: the rank of the origin, the time of the request if it
@@ -124,7 +123,7 @@ impl Draft<'_> {
                 Author::Resource(id) => Why::Refused(Refusal {
                     resource: id.clone(),
                     reason: Refusal::INVALID_FILTER,
-                    message: format!("{}{error}", path(FILTER)),
+                    message: format!("spec.{error}"),
                 }),
             })?;
         }
@@ -272,41 +271,31 @@ pub fn refusal(resource: &Resource) -> Option<(&'static str, String)> {
 /// Parses the request of a resource. `reader` reads its stream.
 fn asks<'r>(resource: &'r Resource, reader: Option<&Capture>, policy: &Policy) -> Result<Draft<'r>, Why> {
     let refuse = |reason, message| Why::Refused(Refusal { resource: resource.id.clone(), reason, message });
-    let Request { nics, directions, settings: texts, target, stream } =
+    let Request { nics, directions, settings, filter, target, stream } =
         resource.request.as_ref().map_err(|problem| refuse(Refusal::INVALID_SPEC, problem.clone()))?;
     // The node's defaults do not apply: no spec could express "no limit", and flags of a node would change an enforced
     // mirror. The seed of samples is the same on all nodes.
-    let mut settings = Settings { seed: policy.settings.seed, ..Settings::default() };
-    let written = texts.iter().map(|(key, text)| (*key, text.as_str()));
-    let asked = Session::asked(*directions, written.chain(target.as_deref().map(|name| ("target", name))));
-    let (filters, others): (Vec<_>, Vec<_>) = texts.iter().partition(|(key, _)| *key == FILTER);
-    for (key, value) in others {
-        let set = settings.set(key, value);
-        set.map_err(|error| refuse(Refusal::INVALID_SPEC, format!("{}{error}", path(key))))?;
-    }
-    let filter = filters.last().map(|(_, text)| (text.as_str(), Author::Resource(&resource.id)));
+    let settings = Settings { seed: policy.settings.seed, ..settings.clone() };
+    let written: Vec<_> = SETTINGS.iter().filter_map(|of| Some((of.key, of.show(&settings)?))).collect();
+    let texts = [(FILTER, filter.as_deref()), ("target", target.as_deref())];
+    let texts = texts.into_iter().filter_map(|(key, text)| Some((key, text?)));
+    let written = written.iter().map(|(key, text)| (*key, text.as_str()));
+    let asked = Session::asked(*directions, written.chain(texts));
+    let filter = filter.as_deref().map(|text| (text, Author::Resource(&resource.id)));
     let nics = match nics {
         None => Nics::default(),
         Some(names) => Nics::parse(&names.join(",")).map_err(|reason| {
             let error = SettingError { key: "nics", value: names.join(","), reason };
-            refuse(Refusal::INVALID_SPEC, format!("{}{error}", path("nics")))
+            refuse(Refusal::INVALID_SPEC, format!("spec.{error}"))
         })?,
     };
     let (target, origin) = match stream {
         // Without a reader, no pod gets the session.
         Some(_) => (reader.map(Capture::target).unwrap_or_default(), Origin::Capture),
-        None => (policy.target_named(target.as_deref())?, resource.origin()),
+        None => (policy.target_named(Some(target.as_deref().unwrap_or(Name::DEFAULT)))?, resource.origin()),
     };
     let session = Session { directions: *directions, settings, target, origin, asked, key: None };
     Ok(Draft { session, nics, filter })
-}
-
-/// The path of the fields around a setting.
-fn path(key: &str) -> &'static str {
-    match key {
-        "duration" | "packets" | "bytes" => "spec.limits.",
-        _ => "spec.",
-    }
 }
 
 #[cfg(test)]

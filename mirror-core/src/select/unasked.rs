@@ -55,7 +55,11 @@ impl fmt::Display for Unasked {
             ),
             Self::NamespaceNotAllowed => Why::NamespaceNotAllowed.fmt(f),
             Self::OptedOut(Place::Pod) => {
-                write!(f, "the pod opts out: {MIRROR}, {MIRROR}.NAME or {OVN_MIRROR} on it is \"false\"")
+                write!(
+                    f,
+                    "the pod opts out: {MIRROR} or {MIRROR}.NAME on it is \"false\", or {OVN_MIRROR} with \
+                     --kube-ovn-annotations"
+                )
             }
             Self::OptedOut(Place::Namespace) => {
                 write!(f, "its namespace opts out: {MIRROR} or {MIRROR}.NAME on it is \"false\"")

@@ -209,7 +209,7 @@ impl Why {
                 "Wait until the other pod is deleted. A device can be tapped for one pod only."
             }
             Self::MirrorInterface(_) => {
-                "Choose another mirror interface (--mirror-iface, --target) that is not connected to this device."
+                "Choose another mirror interface (--mirror-iface, --define-target) that is not connected to this device."
             }
             Self::NoSuchInterface => {
                 "Correct the name. `ip link` on the node shows the names of its interfaces."
@@ -366,7 +366,8 @@ impl fmt::Display for Why {
             Self::NoSuchTarget(name) => {
                 write!(
                     f,
-                    "this node has no target {name:?}; define it with --target {name}=DESTINATION or a MirrorTarget"
+                    "this node has no target {name:?}; define it with --define-target {name}=DESTINATION or a \
+                     MirrorTarget"
                 )
             }
             Self::TargetRefused(name, why) => write!(f, "the MirrorTarget {name} is refused: {why}"),

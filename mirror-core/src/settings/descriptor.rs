@@ -40,7 +40,7 @@ pub const FILTER: &str = "filter";
 pub static SETTINGS: [Setting; 7] = [
     Setting {
         key: FILTER,
-        env: "MIRROR_FILTER",
+        env: "PODMIRROR_FILTER",
         value_name: "EXPR",
         help: "Filter of the packets to copy, in tcpdump's syntax (pcap-filter(7))",
         example: "tcp port 443 and not net 10.0.0.0/8",
@@ -50,7 +50,7 @@ pub static SETTINGS: [Setting; 7] = [
     },
     Setting {
         key: "sample",
-        env: "MIRROR_SAMPLE",
+        env: "PODMIRROR_SAMPLE",
         value_name: "SHARE",
         help: "Share of the flows to copy, as a fraction (1/100) or a percentage (10%)",
         example: "1/100",
@@ -60,7 +60,7 @@ pub static SETTINGS: [Setting; 7] = [
     },
     Setting {
         key: "rate",
-        env: "MIRROR_RATE",
+        env: "PODMIRROR_RATE",
         value_name: "RATE",
         help: "Maximum copies per second, in packets (10kpps), in bits (50Mbit) or both (10kpps,50Mbit); optionally with the \
                time for which an unused rate accumulates (,burst=100ms), from 1ms to 10s",
@@ -71,7 +71,7 @@ pub static SETTINGS: [Setting; 7] = [
     },
     Setting {
         key: "snaplen",
-        env: "MIRROR_SNAPLEN",
+        env: "PODMIRROR_SNAPLEN",
         value_name: "BYTES",
         help: "Bytes to copy of each packet, from 76 to 15616",
         example: "96",
@@ -81,7 +81,7 @@ pub static SETTINGS: [Setting; 7] = [
     },
     Setting {
         key: "duration",
-        env: "MIRROR_DURATION",
+        env: "PODMIRROR_DURATION",
         value_name: "TIME",
         help: "End after this time, in ms, s, m, h and d (90s, 1h30m), at most 365d",
         example: "15m",
@@ -91,7 +91,7 @@ pub static SETTINGS: [Setting; 7] = [
     },
     Setting {
         key: "packets",
-        env: "MIRROR_PACKETS",
+        env: "PODMIRROR_PACKETS",
         value_name: "N",
         help: "End after this many copies, a number with an optional k, M or G",
         example: "100k",
@@ -101,7 +101,7 @@ pub static SETTINGS: [Setting; 7] = [
     },
     Setting {
         key: "bytes",
-        env: "MIRROR_BYTES",
+        env: "PODMIRROR_BYTES",
         value_name: "BYTES",
         help: "End after this many copied bytes, a number with an optional k, M, G, T (decimal) or Ki, Mi, Gi, Ti (binary), \
                and an optional B",

@@ -9,6 +9,19 @@ const END: u64 = u64::MAX >> 16;
 /// Units of packets, and of packets or bits per second.
 pub(super) const DECIMAL: Units = &[("", 1), ("k", 1_000), ("M", 1_000_000), ("G", 1_000_000_000)];
 
+/// Units of the numbers in resources: whole quantities of Kubernetes.
+pub(super) const QUANTITY: Units = &[
+    ("", 1),
+    ("k", 1_000),
+    ("M", 1_000_000),
+    ("G", 1_000_000_000),
+    ("T", 1_000_000_000_000),
+    ("Ki", 1 << 10),
+    ("Mi", 1 << 20),
+    ("Gi", 1 << 30),
+    ("Ti", 1 << 40),
+];
+
 /// Units of bytes: Kubernetes' quantities, and the same with a B.
 pub(super) const BYTES: Units = &[
     ("", 1),

@@ -124,7 +124,7 @@ fn each_setting_is_its_own_and_nothing_else() {
             (KEYS[index], Setting::named(setting.key).map(|found| found.key)),
             (setting.key, Some(setting.key))
         );
-        assert_eq!(setting.env, format!("MIRROR_{}", setting.key.to_uppercase()));
+        assert_eq!(setting.env, format!("PODMIRROR_{}", setting.key.to_uppercase()));
         let one = set(setting.key, setting.example).unwrap();
         let shown: Vec<_> =
             SETTINGS.iter().filter(|other| other.show(&one).is_some()).map(|other| other.key).collect();

@@ -10,7 +10,7 @@ pub use mirror_common::{limit::MAX_BURST, packet::MAX_SNAPLEN};
 
 use super::{
     CaptureFilter, Rate, Share,
-    quantity::{self, BYTES, DECIMAL},
+    quantity::{self, BYTES, DECIMAL, QUANTITY},
 };
 use crate::filter::{
     self,
@@ -35,7 +35,7 @@ pub const MAX_BITS_PER_SECOND: u64 = 1_000_000_000_000;
 pub const MIN_BURST: Duration = Duration::from_millis(1);
 
 /// Default burst: the time for which unused rate accumulates.
-const DEFAULT_BURST: Duration = Duration::from_millis(50);
+pub const DEFAULT_BURST: Duration = Duration::from_millis(50);
 
 /// Maximum time budget in ms: 365 days.
 const MAX_DURATION_MS: u64 = 365 * 86_400_000;
@@ -74,6 +74,20 @@ pub fn parse_sample(text: &str) -> Result<Option<Share>, String> {
     let units = (share * (u64::from(u32::MAX) + 1) as f64).round() as u64;
     // 2^32 units are all flows, but do not fit into a `u32`: `None`.
     Ok(u32::try_from(units.max(1)).ok().map(Share))
+}
+
+impl Share {
+    /// The share of one flow in `n`. `None`: all flows.
+    pub fn one_in(n: u32) -> Option<Self> {
+        let units = ((u64::from(u32::MAX) + 1) as f64 / f64::from(n.max(1))).round();
+        u32::try_from(units as u64).ok().map(Self)
+    }
+
+    /// The number `n`, if the share is one flow in `n`.
+    pub fn n(self) -> Option<u32> {
+        let n = ((u64::from(u32::MAX) + 1) as f64 / f64::from(self.0)).round() as u32;
+        (Self::one_in(n) == Some(self)).then_some(n)
+    }
 }
 
 /// Formats a percentage with few digits, or else a fraction 1/n, or else a percentage with all digits.
@@ -126,7 +140,8 @@ pub fn parse_rate(text: &str) -> Result<Rate, String> {
     Ok(Rate { packets, bits, burst: burst.unwrap_or(DEFAULT_BURST) })
 }
 
-fn parse_burst(text: &str) -> Result<Duration, String> {
+/// Parses `100ms` or `2s`, within the bounds of a burst.
+pub fn parse_burst(text: &str) -> Result<Duration, String> {
     let bounds = || {
         let [least, most] = [MIN_BURST, MAX_BURST].map(show_duration);
         format!("a burst is from {least} to {most}, as in burst=100ms; not {text:?}")
@@ -176,10 +191,19 @@ fn milliseconds(text: &str) -> Option<u64> {
 }
 
 pub(super) fn show_duration(time: Duration) -> String {
+    show_time(time, &TIMES)
+}
+
+/// Formats a duration as Kubernetes does, without days (GEP-2257).
+pub fn show_kubernetes_duration(time: Duration) -> String {
+    show_time(time, &TIMES[1..])
+}
+
+fn show_time(time: Duration, units: &[(&str, u64)]) -> String {
     let mut rest = u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
     let mut text = String::new();
-    for (name, factor) in TIMES {
-        if rest >= factor {
+    for (name, factor) in units {
+        if rest >= *factor {
             text += &format!("{}{name}", rest / factor);
             rest %= factor;
         }
@@ -194,6 +218,15 @@ pub fn parse_packets(text: &str) -> Result<u64, String> {
 
 pub(super) fn show_packets(packets: u64) -> String {
     quantity::show(packets, DECIMAL)
+}
+
+/// Parses a quantity of Kubernetes, as in `10000`, `10k` or `64Ki`.
+pub fn parse_quantity(text: &str) -> Result<u64, String> {
+    quantity::parse(text, QUANTITY).ok_or_else(|| {
+        "use a whole number, optionally with k, M, G or T (powers of 1000) or Ki, Mi, Gi or Ti (powers of 1024), as in \
+         10k or 64Ki"
+            .into()
+    })
 }
 
 /// Parses `1000000`, `500kB`, `1GiB` or `10Mi`.

@@ -1,4 +1,5 @@
-//! Parses and formats the text of a tunnel, as in `--target ids=vxlan:10.9.0.5:4789/vni=77`. `destination` calls it.
+//! Parses and formats the text of a tunnel, as in `--define-target ids=vxlan:10.9.0.5:4789/vni=77`. `destination` calls
+//! it.
 
 use core::net::{IpAddr, SocketAddr};
 use std::fmt;

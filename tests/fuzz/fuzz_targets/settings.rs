@@ -1,5 +1,5 @@
-//! The values of settings, as annotations, resources and flags have them: each is read or refused, and what was read is shown
-//! in a form that is read again as the same.
+//! The values of settings, as annotations and flags have them: each is read or refused, and what was read is shown in a form
+//! that is read again as the same.
 
 #![no_main]
 

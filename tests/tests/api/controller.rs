@@ -58,7 +58,7 @@ fn report(story: &mut Story, node: &str, minutes_ago: i64, summary: &Value) -> S
     api.kubectl_with("apply --server-side -f -", &object.to_string());
     let reported = Timestamp::now() - SignedDuration::from_mins(minutes_ago);
     object["status"] = json!({
-        "reported": reported.to_string(), "mirrorCount": 1, "refusedCount": 0, "pods": summary["pods"],
+        "lastReportTime": reported.to_string(), "mirrorCount": 1, "refusedCount": 0, "pods": summary["pods"],
         "mirrors": [summary],
     });
     api.kubectl_with("apply --server-side --subresource=status -f -", &object.to_string());
@@ -81,7 +81,7 @@ fn summary(story: &Story, name: &str, selected: i64, covered: i64, copied: i64) 
     json!({
         "kind": "Mirror", "namespace": api.namespace(), "name": name, "uid": uid, "observedGeneration": 1,
         "pods": { "selected": selected, "covered": covered }, "packets": { "copied": copied, "lost": 2 },
-        "nics": covered, "ended": 0, "notCovered": missing.collect::<Vec<_>>(),
+        "nics": covered, "ended": 0, "uncovered": missing.collect::<Vec<_>>(),
     })
 }
 
@@ -125,7 +125,10 @@ fn what_the_nodes_report_is_summed_up_by_the_controller_that_holds_the_lease() {
     story.mirror("all", "web", &json!({ "limits": { "duration": "1h", "packets": "100k" } }));
     let _containers =
         [story.node.api.run(&story.node.lab, &web, &[]), story.node.api.run(&story.node.lab, &db, &[])];
-    let of_far = summary(story, "all", 3, 2, 1000);
+    let mut of_far = summary(story, "all", 3, 2, 1000);
+    // It ends later on this node.
+    let early = Timestamp::now() + SignedDuration::from_mins(30);
+    of_far["expirationTime"] = early.to_string().into();
     let far = report(story, "far", 0, &of_far);
     // The agent of this node has not reported for a while.
     let of_gone = summary(story, "all", 7, 7, 7);
@@ -138,29 +141,33 @@ fn what_the_nodes_report_is_summed_up_by_the_controller_that_holds_the_lease() {
     // An error in the Mirror itself is found without a node.
     story.mirror("broken", "nobody", &json!({ "filter": "tcp prot 443" }));
     let broken = wait_status(story, "broken", |status| !status.is_null());
-    let accepted = condition(&broken, "Accepted");
-    assert_eq!(
-        (&accepted["status"], &accepted["reason"]),
-        (&json!("False"), &json!("InvalidFilter")),
-        "{broken:#}"
-    );
-    let message = accepted["message"].as_str().unwrap();
+    for type_ in ["Ready", "Accepted"] {
+        let told = condition(&broken, type_);
+        let (status, reason) = (&told["status"], &told["reason"]);
+        assert_eq!((status, reason), (&json!("False"), &json!("InvalidFilter")), "{broken:#}");
+    }
+    let message = condition(&broken, "Accepted")["message"].as_str().unwrap();
     assert!(message.starts_with("spec.filter \"tcp prot 443\": "), "{message}");
 
-    let sum = wait_status(story, "all", |status| status["pods"] == json!({ "selected": 4, "covered": 3 }));
-    assert_eq!((&sum["nodes"], &sum["observedGeneration"]), (&json!(2), &json!(1)), "{sum:#}");
-    assert_eq!(sum["ends"], "1h, 100k packets");
+    let expires = |status: &Value| -> Option<Timestamp> { status["expirationTime"].as_str()?.parse().ok() };
+    let sum = wait_status(story, "all", |status| {
+        status["pods"] == json!({ "selected": 4, "covered": 3 }) && expires(status) > Some(early)
+    });
+    assert_eq!((&sum["reportingNodes"], &sum["observedGeneration"]), (&json!(2), &json!(1)), "{sum:#}");
+    assert!(expires(&sum) <= Some(Timestamp::now() + SignedDuration::from_mins(61)), "{sum:#}");
+    let types = sum["conditions"].as_array().unwrap().iter().map(|of| &of["type"]).collect::<Vec<_>>();
+    assert_eq!(types, ["Ready", "Accepted", "Covered", "Ended"]);
     assert!(sum["packets"]["copied"].as_i64().unwrap() >= 1000, "{sum:#}");
     assert_eq!(condition(&sum, "Accepted")["status"], "True");
     let covered = condition(&sum, "Covered").clone();
     assert_eq!(covered["status"], "False");
     assert_eq!(covered["message"], "1 of 4 pods are not covered: NoRoom");
-    assert_eq!(sum["worst"][0]["node"], json!(far), "{sum:#}");
+    assert_eq!(sum["uncovered"][0]["node"], json!(far), "{sum:#}");
     let table = story.node.api.kubectl("get mirror all");
     let words: Vec<Vec<_>> = table.lines().map(|line| line.split_whitespace().collect()).collect();
-    let columns = ["NAME", "TARGET", "PODS", "COVERED", "COPIED", "LOST", "ENDS", "AGE"];
+    let columns = ["NAME", "READY", "REASON", "TARGET", "PODS", "COVERED", "COPIED", "LOST", "AGE"];
     assert_eq!(words[0], columns, "{table}");
-    assert_eq!(words[1][1..3], ["4", "3"], "{table}");
+    assert_eq!(words[1][1..5], ["False", "NotCovered", "4", "3"], "{table}");
     eventually(SOON, || {
         let (all, broken) = (events(story, "all"), events(story, "broken"));
         check(all == ["NotCovered", "Started"] && broken == ["InvalidFilter"], || {
@@ -193,7 +200,8 @@ fn what_the_nodes_report_is_summed_up_by_the_controller_that_holds_the_lease() {
     story.node.api.kubectl(&format!("delete mirrornode {far}"));
     let sum = wait_status(story, "all", |status| status["pods"] == json!({ "selected": 1, "covered": 1 }));
     let now = condition(&sum, "Covered");
-    assert_eq!((&now["status"], &sum["worst"]), (&json!("True"), &Value::Null), "{sum:#}");
+    assert_eq!((&now["status"], &sum["uncovered"]), (&json!("True"), &Value::Null), "{sum:#}");
+    assert_eq!(condition(&sum, "Ready")["status"], "True", "{sum:#}");
     assert_ne!(now["lastTransitionTime"], covered["lastTransitionTime"]);
     let of_before = condition(&status(story, "all"), "Accepted").clone();
     // A new controller sends no Event again.
@@ -220,7 +228,7 @@ fn refuse(story: &mut Story, node: &str, minutes_ago: i64, target: &str) -> Stri
     let reported = Timestamp::now() - SignedDuration::from_mins(minutes_ago);
     let refused = json!({ "name": target, "uid": uid, "observedGeneration": 1, "refused": "it is taken" });
     object["status"] = json!({
-        "reported": reported.to_string(), "mirrorCount": 0, "refusedCount": 0,
+        "lastReportTime": reported.to_string(), "mirrorCount": 0, "refusedCount": 0,
         "pods": { "selected": 0, "covered": 0 }, "mirrors": [], "targets": [refused],
     });
     api.kubectl_with("apply --server-side --subresource=status -f -", &object.to_string());
@@ -265,7 +273,8 @@ fn the_status_of_a_mirror_target_says_which_nodes_can_copy_to_it() {
         wait(&|status| ready(status) == 1 && reason(status, far) == refused && reason(status, own).is_none());
     assert_eq!((reason(&status, gone), &status["observedGeneration"]), (None, &json!(1)), "{status:#}");
     let not_ready = status["notReady"].as_array().unwrap().len();
-    assert_eq!(status["nodes"]["of"], json!(1 + not_ready), "{status:#}");
+    assert_eq!(status["nodes"]["desired"], json!(1 + not_ready), "{status:#}");
+    assert_eq!(status["readyNodes"], format!("1/{}", 1 + not_ready), "{status:#}");
     let accepted = condition(&status, "Accepted");
     assert_eq!((&accepted["status"], &accepted["reason"]), (&json!("False"), &json!("TargetRefused")));
     let message = accepted["message"].as_str().unwrap();
@@ -276,7 +285,9 @@ fn the_status_of_a_mirror_target_says_which_nodes_can_copy_to_it() {
     let ready_now = condition(&status, "Ready");
     assert_eq!((&ready_now["status"], &ready_now["reason"]), (&json!("False"), &json!("NotReady")));
     let table = api.kubectl(&format!("get mirrortarget {name}"));
-    assert!(table.lines().next().unwrap().contains("READY   NODES   AGE"), "{table}");
+    let words: Vec<Vec<_>> = table.lines().map(|line| line.split_whitespace().collect()).collect();
+    assert_eq!(words[0], ["NAME", "TYPE", "DESTINATION", "READY", "AGE"], "{table}");
+    assert_eq!(words[1][1..3], ["Pod", &format!("{namespace}/ids")], "{table}");
 
     // Deletes the node that refuses the target, and the pod.
     api.kubectl(&format!("delete mirrornode {far}"));
@@ -288,7 +299,8 @@ fn the_status_of_a_mirror_target_says_which_nodes_can_copy_to_it() {
     assert_eq!((word.as_str(), message.as_str()), ("TargetDown", "no such pod is on this node"));
 
     // An error in the MirrorTarget itself is found without a node.
-    api.apply(&target(name, &json!({ "vxlan": { "remote": "127.0.0.1", "port": 14789, "vni": 7 } })));
+    let to_itself = json!({ "vxlan": { "remoteIP": "127.0.0.1", "destinationPort": 14789, "vni": 7 } });
+    api.apply(&target(name, &to_itself));
     let status = wait(&|status| condition(status, "Accepted")["reason"] == "InvalidSpec");
     let message = condition(&status, "Accepted")["message"].as_str().unwrap();
     assert!(message.ends_with("is not an address of another node"), "{message}");

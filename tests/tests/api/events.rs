@@ -80,7 +80,7 @@ fn a_pod_is_told_once_when_its_mirrors_begin_and_end() {
     let of_db = start(db, &[("podmirror.io/mirror.own", "true")]);
     story.mirror("all", "web", &json!({ "targetRef": { "name": "ids" } }));
     story.mirror("few", "db", &json!({ "targetRef": { "name": "ids" }, "limits": { "packets": 10 } }));
-    let run = || api.agent(lab, &["--enable-mirror", "--target", "ids=ids0"]);
+    let run = || api.agent(lab, &["--enable-mirror", "--define-target", "ids=ids0"]);
     let agent = run();
     let begun = [
         "web: Normal MirrorStarted: Mirrored by default (target default), mirror/all (target ids)",

@@ -108,7 +108,7 @@ fn the_packets_of_a_stream_are_for_the_program_that_has_the_key() {
     story.mirror("live", "web", &json!({ "filter": "icmp", "stream": { "keySha256": KEY_SHA256 } }));
     let mirror = format!("{}/live", api.namespace());
     let told = story.wait_told("live", |of| of["pods"]["selected"] == 1);
-    assert_eq!(told["notCovered"][0]["reason"], "NoReader", "{told:#}");
+    assert_eq!(told["uncovered"][0]["reason"], "NoReader", "{told:#}");
     lab.wait_mirrored(&[]);
 
     // Without the key a client gets no byte, and nothing is mirrored for it.
@@ -139,7 +139,7 @@ fn the_packets_of_a_stream_are_for_the_program_that_has_the_key() {
     wait_read(lab, &[db]);
     web.ping(db.v4(), 2, 200);
     let told = story.wait_told("live", |of| of["pods"]["covered"] == 1);
-    assert_eq!(told["notCovered"], Value::Null, "{told:#}");
+    assert_eq!(told["uncovered"], Value::Null, "{told:#}");
     let file = reading.stop();
     lab.wait_mirrored(&[]);
     let of = |pod: &str, length: usize| {
@@ -166,8 +166,8 @@ fn what_the_rate_of_a_mirror_keeps_out_of_its_stream_is_counted() {
     let _containers = run(node, &pods, &[]);
     let [web, db] = &pods;
     let agent = api.agent(lab, &["--sample", "1/1000000"]);
-    let spec =
-        json!({ "filter": "icmp", "rate": "10pps,burst=100ms", "stream": { "keySha256": KEY_SHA256 } });
+    let rate_limit = json!({ "packetsPerSecond": 10, "burst": "100ms" });
+    let spec = json!({ "filter": "icmp", "rateLimit": rate_limit, "stream": { "keySha256": KEY_SHA256 } });
     story.mirror("live", "web", &spec);
     let reading = Program::admitted(lab, &format!("{}/live", api.namespace())).reading();
     wait_read(lab, &[web]);
@@ -241,7 +241,7 @@ fn a_stream_begins_with_the_recorded_packets_of_its_pods() {
     let annotations: Vec<_> = annotations.iter().map(String::as_str).zip(["true", "live", "icmp"]).collect();
     let mut containers = run(node, &pods, &annotations);
     let [web, db] = &pods;
-    let agent = api.agent(lab, &["--target", "live=stream"]);
+    let agent = api.agent(lab, &["--define-target", "live=stream"]);
     lab.wait_mirrored(&[web, db]);
     let keyed = json!({ "keySha256": KEY_SHA256 });
     story.mirror("labels", "web", &json!({ "stream": keyed }));

@@ -14,6 +14,7 @@ mod many;
 mod mirror_nodes;
 mod outages;
 mod places;
+mod plugin;
 mod resources;
 mod roles;
 mod selection;

@@ -55,7 +55,7 @@ const HUNDRED: usize = 100;
 fn hundred_mirrors(pods: &[PodNs]) -> Vec<Value> {
     let specs = [
         json!({ "filter": "icmp" }),
-        json!({ "filter": "udp", "snaplen": 96 }),
+        json!({ "filter": "udp", "snapLength": 96 }),
         json!({ "direction": "Egress", "filter": "icmp", "targetRef": { "name": "ids" } }),
     ];
     let wide = WIDE.iter().zip(specs).map(|(name, spec)| resource("Mirror", name, &json!({}), &spec));
@@ -85,7 +85,7 @@ fn a_node_has_a_hundred_pods_and_a_hundred_mirrors() {
     let objects: Vec<_> = pods.iter().map(|pod| api.object(pod.name(), &[])).collect();
     api.kubectl_with("create -f -", &list(&objects).to_string());
     let _containers: Vec<_> = pods.iter().map(|pod| api.start(lab, pod)).collect();
-    let agent = api.agent(lab, &["--target", "ids=ids0"]);
+    let agent = api.agent(lab, &["--define-target", "ids=ids0"]);
     lab.wait_get("/readyz", 200);
 
     let begun = Instant::now();

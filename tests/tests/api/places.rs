@@ -50,14 +50,14 @@ fn wait_covered(story: &Story, mirror: &str, covered: bool) {
     let status = wait_status(story, mirror, says);
     assert_eq!(condition(&status, "Covered")["message"], message, "{status:#}");
     assert_eq!(status["pods"], json!({ "selected": 1, "covered": u8::from(covered) }));
-    let worst = &status["worst"][0];
+    let uncovered = &status["uncovered"][0];
     if covered {
-        assert_eq!(worst, &Value::Null, "{status:#}");
+        assert_eq!(uncovered, &Value::Null, "{status:#}");
     } else {
-        assert_eq!((&worst["pod"], &worst["reason"]), (&json!("web"), &json!("TooManyMirrors")));
-        assert_eq!(worst["message"], "a pod has at most 8 mirrors, and others take precedence");
-        let told = story.wait_told(mirror, |of| !of["notCovered"].is_null());
-        assert_eq!(told["notCovered"][0]["reason"], "TooManyMirrors", "{told:#}");
+        assert_eq!((&uncovered["pod"], &uncovered["reason"]), (&json!("web"), &json!("TooManyMirrors")));
+        assert_eq!(uncovered["message"], "a pod has at most 8 mirrors, and others take precedence");
+        let told = story.wait_told(mirror, |of| !of["uncovered"].is_null());
+        assert_eq!(told["uncovered"][0]["reason"], "TooManyMirrors", "{told:#}");
     }
 }
 

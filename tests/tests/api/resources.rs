@@ -178,6 +178,8 @@ fn is_udp(frame: &[u8]) -> bool {
     frame[12..14] == [8, 0] && frame[23] == 17
 }
 
+/// A resource without a target copies to the mirror interface, whatever the agent's flag says. The longest name has 63
+/// characters.
 #[test]
 fn two_mirrors_of_a_pod_each_get_their_own_packets() {
     let story = &Story::new("two");
@@ -185,14 +187,16 @@ fn two_mirrors_of_a_pod_each_get_their_own_packets() {
     let pods = node.pods(["web", "db"]);
     let _containers = run(node, &pods, &[]);
     let [web, db] = &pods;
-    let agent = api.agent(lab, &["--target", "ids=ids0"]);
-    story.mirror("pings", "web", &json!({ "filter": "icmp" }));
+    let agent = api.agent(lab, &["--define-target", "ids=ids0", "--target", "ids"]);
+    let long = &"p".repeat(63);
+    story.mirror(long, "web", &json!({ "filter": "icmp" }));
     story.mirror(
         "datagrams",
         "web",
-        &json!({ "filter": "udp", "targetRef": { "name": "ids" }, "snaplen": 96 }),
+        &json!({ "filter": "udp", "targetRef": { "name": "ids" }, "snapLength": 96 }),
     );
-    wait_mirrors(lab, web, &["mirror/datagrams", "mirror/pings"]);
+    let both = ["mirror/datagrams", &format!("mirror/{long}")];
+    wait_mirrors(lab, web, &both);
     lab.wait_mirrored(&[web]);
     let (ids, pings) = (Capture::start(lab.node(), "ids0"), Capture::start(lab.node(), MIRROR));
     let inside = Capture::start(web.netns(), "eth0");
@@ -216,7 +220,7 @@ fn two_mirrors_of_a_pod_each_get_their_own_packets() {
     story.mirror("lost", "web", &json!({ "targetRef": { "name": "nowhere" } }));
     let lost = story.wait_told("lost", |of| !of["refused"].is_null());
     assert_eq!(lost["refused"]["reason"], "NoSuchTarget", "{lost:#}");
-    wait_mirrors(lab, web, &["mirror/datagrams", "mirror/pings"]);
+    wait_mirrors(lab, web, &both);
     agent.stop();
 }
 
@@ -228,23 +232,28 @@ fn a_mirror_that_cannot_be_used_is_told_of_with_the_place_of_the_mistake() {
     let _containers = run(node, &pods, &[]);
     let [web, db] = &pods;
     // The API server itself refuses what its schema can check.
-    let refused = |spec: Value| {
-        let object = resource("Mirror", "x", &json!({}), &spec).to_string();
+    let refused = |name: &str, spec: &Value| {
+        let object = resource("Mirror", name, &json!({}), spec).to_string();
         api.try_kubectl_with("apply -f -", &object).unwrap_err()
     };
     for (spec, part) in [
-        (json!({ "rate": "fast" }), "spec.rate"),
-        (json!({ "snaplen": 20 }), "spec.snaplen"),
+        (json!({ "sampling": { "oneIn": 0 } }), "spec.sampling.oneIn"),
+        (json!({ "rateLimit": { "packetsPerSecond": "fast" } }), "spec.rateLimit.packetsPerSecond"),
+        (json!({ "rateLimit": { "burst": "100ms" } }), "set packetsPerSecond, bitsPerSecond or both"),
+        (json!({ "snapLength": 20 }), "spec.snapLength"),
         (json!({ "direction": "Sideways" }), "spec.direction"),
+        (json!({ "limits": { "duration": "1d" } }), "spec.limits.duration"),
         (json!({ "limits": { "bytes": "1Pi" } }), "spec.limits.bytes"),
         (json!({ "filtre": "tcp" }), "spec.filtre"),
     ] {
-        let told = refused(spec);
+        let told = refused("x", &spec);
         assert!(told.contains(part), "{told}");
     }
+    let told = refused(&"x".repeat(64), &json!({}));
+    assert!(told.contains("at most 63 characters"), "{told}");
     let agent = api.agent(lab, &[]);
     story.mirror("good", "web", &json!({}));
-    story.mirror("broken", "web", &json!({ "filter": "tcp prot 443", "snaplen": 96 }));
+    story.mirror("broken", "web", &json!({ "filter": "tcp prot 443", "snapLength": 96 }));
     let broken = story.wait_told("broken", |of| !of["refused"].is_null());
     assert_eq!(broken["refused"]["reason"], "InvalidFilter", "{broken:#}");
     let message = broken["refused"]["message"].as_str().unwrap();
@@ -258,7 +267,7 @@ fn a_mirror_that_cannot_be_used_is_told_of_with_the_place_of_the_mistake() {
     wait_mirrors(lab, web, &["mirror/good"]);
     node.is_mirrored(web, db);
 
-    story.mirror("broken", "web", &json!({ "filter": "tcp port 443", "snaplen": 96 }));
+    story.mirror("broken", "web", &json!({ "filter": "tcp port 443", "snapLength": 96 }));
     wait_mirrors(lab, web, &["mirror/broken", "mirror/good"]);
     let told = story.wait_told("broken", |of| of["pods"]["covered"] == 1);
     assert_eq!((&told["refused"], &told["observedGeneration"]), (&Value::Null, &json!(2)), "{told:#}");
@@ -279,7 +288,7 @@ fn an_enforced_mirror_heeds_nobody() {
     let agent = api.agent(lab, &[]);
     lab.wait_mirrored(&[&loud]);
     let told = story.wait_told(&ids, |of| of["pods"]["selected"] == 2);
-    assert_eq!(told["notCovered"][0]["reason"], "OptedOut", "{told:#}");
+    assert_eq!(told["uncovered"][0]["reason"], "OptedOut", "{told:#}");
     let enforce = |enforced: bool| {
         api.kubectl(&format!(
             "patch clustermirror {ids} --type=merge -p {{\"spec\":{{\"enforced\":{enforced}}}}}"

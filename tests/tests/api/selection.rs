@@ -25,7 +25,7 @@ fn the_most_specific_word_counts() {
     let namespace =
         |word: &str| api.kubectl(&format!("annotate --overwrite namespace {} {word}", api.namespace()));
 
-    let agent = api.agent(lab, &[]);
+    let agent = api.agent(lab, &["--kube-ovn-annotations"]);
     let status = lab.wait_mirrored(&[yes, sends, ovn]);
     assert_eq!(status.tap(yes.veth_host()).direction, "both");
     assert_eq!(status.tap(sends.veth_host()).direction, "egress");
@@ -40,7 +40,7 @@ fn the_most_specific_word_counts() {
     agent.stop();
 
     // The agent's flag applies where neither has an annotation.
-    let agent = api.agent(lab, &["--enable-mirror"]);
+    let agent = api.agent(lab, &["--enable-mirror", "--kube-ovn-annotations"]);
     lab.wait_mirrored(&[silent, yes, sends, ovn]);
     namespace("podmirror.io/mirror=false");
     lab.wait_mirrored(&[yes, sends, ovn]);

@@ -24,7 +24,45 @@ pub(crate) fn target(name: &str, spec: &Value) -> Value {
 
 /// The namespaces with this name.
 fn namespaces(name: &str) -> Value {
-    json!({ "matchLabels": { "kubernetes.io/metadata.name": name } })
+    json!({ "from": "Selector", "selector": { "matchLabels": { "kubernetes.io/metadata.name": name } } })
+}
+
+/// Waits until the copies are the packets inside the pod, at least this many.
+#[track_caller]
+fn wait_same(copies: &Capture, inside: &Capture, least: usize) {
+    eventually(SOON, || {
+        check(inside.frames().len() >= least, || "too few packets".into())?;
+        copies.frames().same_as(&inside.frames())
+    });
+}
+
+#[test]
+fn without_allowed_namespaces_only_cluster_mirrors_may_use_a_mirror_target() {
+    let mut story = Story::new("closed");
+    let closed = story.mirror_target(&json!({ "device": { "name": "closed0" } }));
+    let to_closed = json!({ "targetRef": { "name": closed } });
+    let of_cluster = format!("clustermirror/{}", story.cluster_mirror(&to_closed));
+    let story = &story;
+    let (api, lab) = (&story.node.api, &story.node.lab);
+    let [web, db] = &story.node.pods(["web", "db"]);
+    let own = [("podmirror.io/mirror.own", "true"), ("podmirror.io/target.own", closed.as_str())];
+    let _container = api.run(lab, web, &own);
+    story.mirror("all", "web", &to_closed);
+    let agent = api.agent(lab, &[]);
+    let told = story.wait_told("all", |of| !of["refused"].is_null());
+    assert_eq!(told["refused"]["reason"], "TargetNotAllowed", "{told:#}");
+    lab.wait_status(|status| {
+        let told = status.notes.as_ref().map(|notes| &notes["not_mirrored"]);
+        let mut told = told.and_then(Value::as_array).into_iter().flatten();
+        let is_own = |of: &Value| of["mirror"] == "own" && of["reason"] == "TargetNotAllowed";
+        check(told.any(is_own), || format!("{:#?}", status.notes))
+    });
+    wait_mirrors(lab, web, &[&of_cluster]);
+    lab.wait_mirrored(&[web]);
+    let (copies, inside) = (Capture::start(lab.node(), "closed0"), Capture::start(web.netns(), "eth0"));
+    web.ping(db.v4(), 5, 400);
+    wait_same(&copies, &inside, 10);
+    agent.stop();
 }
 
 #[test]
@@ -53,10 +91,7 @@ fn a_mirror_target_gets_copies_of_the_namespaces_that_may_use_it_and_leaves_noth
     lab.wait_mirrored(&[web]);
     let (copies, inside) = (Capture::start(lab.node(), "west0"), Capture::start(web.netns(), "eth0"));
     web.ping(db.v4(), 5, 400);
-    eventually(SOON, || {
-        check(inside.frames().len() >= 10, || "too few packets".into())?;
-        copies.frames().same_as(&inside.frames())
-    });
+    wait_same(&copies, &inside, 10);
     let before = lab.status();
     assert_eq!(before.target(&west).device, "west0");
     agent.stop();
@@ -66,34 +101,28 @@ fn a_mirror_target_gets_copies_of_the_namespaces_that_may_use_it_and_leaves_noth
     let agent = api.agent(lab, &[]);
     agent.wait_for_log(&["west0", "the mirror interface is up"]);
     web.ping(db.v4(), 5, 400);
-    eventually(SOON, || {
-        check(inside.frames().len() >= 20, || "too few packets".into())?;
-        copies.frames().same_as(&inside.frames())
-    });
+    wait_same(&copies, &inside, 20);
     assert_eq!(lab.status().target(&west), before.target(&west));
     api.set_way(Way::Open);
     lab.wait_get("/readyz", 200);
     web.ping(db.v4(), 5, 400);
-    eventually(SOON, || {
-        check(inside.frames().len() >= 30, || "too few packets".into())?;
-        copies.frames().same_as(&inside.frames())
-    });
+    wait_same(&copies, &inside, 30);
     for capture in [copies, inside] {
         capture.stop();
     }
 
     // The target of the same name gets another device.
-    api.apply(&target(&west, &json!({ "device": { "name": "west1" } })));
+    api.apply(&target(
+        &west,
+        &json!({ "device": { "name": "west1" }, "allowedNamespaces": { "from": "All" } }),
+    ));
     lab.wait_status(|status| {
         let target = status.target(&west);
         check(target.device == "west1" && target.up, || format!("{target:#?}"))
     });
     let (copies, inside) = (Capture::start(lab.node(), "west1"), Capture::start(web.netns(), "eth0"));
     web.ping(db.v4(), 5, 400);
-    eventually(SOON, || {
-        check(inside.frames().len() >= 10, || "too few packets".into())?;
-        copies.frames().same_as(&inside.frames())
-    });
+    wait_same(&copies, &inside, 10);
     for capture in [copies, inside] {
         capture.stop();
     }
@@ -125,8 +154,10 @@ fn a_mirror_target_gets_copies_of_the_namespaces_that_may_use_it_and_leaves_noth
 fn a_mirror_target_that_cannot_be_is_refused_by_the_server_or_told_of() {
     let mut story = Story::new("badtarget");
     // The server accepts the object. Only a node knows that the address belongs to the node itself.
-    let bad =
-        story.mirror_target(&json!({ "vxlan": { "remote": "127.0.0.1", "port": 14789, "vni": "1-9" } }));
+    let bad = story.mirror_target(&json!({
+        "vxlan": { "remoteIP": "127.0.0.1", "destinationPort": 14789, "vniRange": { "min": 1, "max": 9 } },
+        "allowedNamespaces": { "from": "All" },
+    }));
     let story = &story;
     let node = &story.node;
     let (api, lab) = (&node.api, &node.lab);
@@ -134,17 +165,25 @@ fn a_mirror_target_that_cannot_be_is_refused_by_the_server_or_told_of() {
         api.try_kubectl_with("create --dry-run=server -f -", &target(name, spec).to_string()).unwrap_err()
     };
     let device = json!({ "name": "ids0" });
+    let vxlan = |more: Value| {
+        let mut vxlan = json!({ "remoteIP": "10.9.0.5", "destinationPort": 14789 });
+        vxlan.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        json!({ "vxlan": vxlan })
+    };
     for (name, spec, part) in [
         ("x", json!({}), "exactly one of device"),
         (
             "x",
-            json!({ "device": device, "gre": { "remote": "10.9.0.5", "key": 7 } }),
+            json!({ "device": device, "gre": { "remoteIP": "10.9.0.5", "key": 7 } }),
             "exactly one of device",
         ),
         ("x", json!({ "device": device, "oversize": "Segment" }), "only for a tunnel"),
-        ("x", json!({ "pod": { "namespace": "security" } }), "exactly one of name and label"),
-        ("x", json!({ "vxlan": { "remote": "10.9.0.5", "port": 70000, "vni": 7 } }), "spec.vxlan.port"),
-        ("x", json!({ "vxlan": { "remote": "10.9.0.5", "port": 14789, "vni": "many" } }), "spec.vxlan.vni"),
+        ("x", json!({ "pod": { "namespace": "security" } }), "exactly one of name and podSelector"),
+        ("x", vxlan(json!({ "destinationPort": 70000, "vni": 7 })), "spec.vxlan.destinationPort"),
+        ("x", vxlan(json!({ "vni": 1 << 24 })), "spec.vxlan.vni"),
+        ("x", vxlan(json!({})), "exactly one of vni and vniRange"),
+        ("x", vxlan(json!({ "vniRange": { "min": 9, "max": 1 } })), "min must be less than max"),
+        ("x", json!({ "device": device, "allowedNamespaces": { "from": "Selector" } }), "use selector"),
         ("x", json!({ "device": { "name": "a/b" } }), "spec.device.name"),
         ("default", json!({ "device": device }), "use another name"),
         ("x.y", json!({ "device": device }), "no dot"),
@@ -172,11 +211,10 @@ fn a_mirror_target_that_cannot_be_is_refused_by_the_server_or_told_of() {
 /// removes it when the MirrorTarget has none.
 #[test]
 fn the_limit_of_a_mirror_target_holds_for_all_of_its_mirrors_together() {
-    let mut story = Story::new("maxrate");
-    let (limited, free) = (
-        json!({ "device": { "name": "slow0" }, "maxRate": "1pps" }),
-        json!({ "device": { "name": "slow0" } }),
-    );
+    let mut story = Story::new("ratelimit");
+    let free = json!({ "device": { "name": "slow0" }, "allowedNamespaces": { "from": "All" } });
+    let mut limited = free.clone();
+    limited["rateLimit"] = json!({ "packetsPerSecond": 1 });
     let slow = story.mirror_target(&limited);
     let story = &story;
     let node = &story.node;

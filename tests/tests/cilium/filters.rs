@@ -1,6 +1,6 @@
 //! The agent with `--attach clsact`: it sees what it can, and reports what it cannot see.
 
-use mirror_tests::{AttachMode, Cluster, Settings};
+use mirror_tests::{Cluster, Settings};
 
 use crate::Scene;
 
@@ -9,7 +9,7 @@ use crate::Scene;
 #[test]
 fn behind_ciliums_links_our_filters_are_told_to_be_hidden() {
     let cluster = &Cluster::new("hidden");
-    cluster.install_attaching(AttachMode::Clsact);
+    cluster.install_with("--attach=clsact");
     let scene = &Scene::new(cluster, Settings::default());
     let coverage = scene.wait_states(["Covered", "Hidden"]);
     let words = coverage["egress"]["message"].as_str().unwrap();
@@ -21,7 +21,7 @@ fn behind_ciliums_links_our_filters_are_told_to_be_hidden() {
 #[test]
 fn beside_ciliums_filters_ours_see_all() {
     let cluster = &Cluster::new("beside");
-    cluster.install_attaching(AttachMode::Clsact);
+    cluster.install_with("--attach=clsact");
     let scene = &Scene::new(cluster, Settings { tcx: false, ..Settings::default() });
     scene.wait_states(["Covered", "Covered"]);
     assert_eq!(scene.reasons(), [""; 0]);

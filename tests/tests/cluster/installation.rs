@@ -36,16 +36,14 @@ fn uninstalled_it_leaves_nothing_on_the_node() {
     host.wait_taps(&[&web.device, &db.device]);
 }
 
-/// With `maxMirrorDuration=1h`.
+/// With `ceilings.maxMirrorDuration=1h`.
 fn each_mirror_has_to_end(cluster: &Cluster) {
     let mirror = |limits: &Value| {
         let metadata = json!({ "name": "short", "namespace": cluster.namespace() });
         let spec = json!({ "podSelector": {}, "limits": limits });
         json!({ "apiVersion": "podmirror.io/v1alpha1", "kind": "Mirror", "metadata": metadata, "spec": spec })
     };
-    for limits in
-        [json!({}), json!({ "duration": "61m" }), json!({ "duration": "1d" }), json!({ "packets": 5 })]
-    {
+    for limits in [json!({}), json!({ "duration": "61m" }), json!({ "packets": 5 })] {
         // The server reads a new policy after a moment.
         eventually(PATIENCE, || {
             let told = cluster.try_kubectl_with("create --dry-run=server -f -", &mirror(&limits).to_string());
@@ -67,9 +65,12 @@ fn with_helm_it_is_installed_upgraded_and_uninstalled() {
     let all = format!("--namespace {AGENT} --wait --timeout {}s", PATIENCE.as_secs());
     let [web, db, out] = &cluster.pods([("web", Some("true")), ("db", None), ("out", Some("false"))]);
     cluster.uninstall();
-    let values = "--set maxMirrorDuration=1h --set enableMirror";
+    let values = "--set ceilings.maxMirrorDuration=1h --set enableMirror";
     cluster.helm(&format!("install {AGENT} {chart} {all} --create-namespace {values}=true"));
     host.wait_taps(&[&web.device, &db.device]);
+    cluster.wait_rolled_out();
+    let tested = cluster.helm(&format!("test {AGENT} --namespace {AGENT} --timeout {}s", PATIENCE.as_secs()));
+    assert!(tested.contains("Succeeded"), "{tested}");
     each_mirror_has_to_end(cluster);
 
     let ifindex = host.ifindex(MIRROR);

@@ -38,7 +38,7 @@ fn tail(cluster: &Cluster, words: &[&str]) -> (Option<i32>, String) {
 /// The file with the packets of the past, and the messages. An error unless the command exits with 0.
 fn past(cluster: &Cluster, words: &[&str]) -> Result<(PacketFile, String), String> {
     let file = file(cluster);
-    match tail(cluster, &[words, &["-w", file.to_str().unwrap()]].concat()) {
+    match tail(cluster, &[words, &["--write", file.to_str().unwrap()]].concat()) {
         (Some(0), told) => Ok((PacketFile::read(&file), told)),
         (code, told) => Err(format!("{code:?}: {told}")),
     }
@@ -175,7 +175,7 @@ fn it_has_what_it_needs_and_no_more(pid: u32) {
 fn it_goes_on_after_the_past(cluster: &Cluster, web: &KubePod, db: &KubePod) {
     let path = file(cluster);
     let mut command = plugin(cluster, &["tail", "web", "--since", "1h"]);
-    let reading = Tail::of(command.arg("-w").arg(&path), path.clone());
+    let reading = Tail::of(command.arg("--write").arg(&path), path.clone());
     let has = |frames: usize| {
         eventually(PATIENCE, || {
             let now = PacketFile::parse(&fs::read(&path).unwrap_or_default()).all_frames().ipv4();
@@ -197,7 +197,7 @@ fn it_says_what_is_missing(cluster: &Cluster, other: &str) {
     for (words, why) in [
         (&["nosuch"][..], "nothing is recorded of these pods"),
         (&[other], "nothing is recorded of these pods"),
-        (&["deploy/nosuch"], "there is no deploy/nosuch"),
+        (&["deploy/nosuch"], "deployments.apps \"nosuch\" not found"),
         (&["-l", "app=nosuch"], "nothing is recorded of these pods"),
     ] {
         let told = past(cluster, words).unwrap_err();
@@ -223,7 +223,7 @@ fn it_says_that_a_recorder_waits(cluster: &Cluster, recorder: u32) {
 /// A file size limit simulates a full disk.
 fn what_does_not_fit_is_an_error(cluster: &Cluster) {
     let file = file(cluster);
-    let words = ["tail", "loud", "--since", "1h", "--no-follow", "-w", file.to_str().unwrap()];
+    let words = ["tail", "loud", "--since", "1h", "--no-follow", "--write", file.to_str().unwrap()];
     let plugin = plugin(cluster, &words);
     let mut limited = Command::new("sh");
     limited.args(["-c", "trap '' XFSZ; ulimit -f 100; exec \"$@\"", "sh"]);

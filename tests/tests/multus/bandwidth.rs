@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use mirror_tests::{AttachMode, Capture, Cluster, Frames, KubePod, MIRROR, SOON, check, eventually};
+use mirror_tests::{Capture, Cluster, Frames, KubePod, MIRROR, SOON, check, eventually};
 use serde_json::json;
 
 use crate::{FEW_READINGS, OWN, PAGE, Site, bridge, fetch, ip, ping};
@@ -129,7 +129,7 @@ fn a_limit_of_the_plugin_holds_under_a_mirror_and_after_it() {
 fn filters_of_ours_are_told_to_be_hidden_by_the_plugin() {
     let cluster = &Cluster::new("clsact");
     let scene = &Scene::new(cluster);
-    cluster.install_attaching(AttachMode::Clsact);
+    cluster.install_with("--attach=clsact");
     cluster.kubectl("annotate pod web podmirror.io/mirror=true");
     // Both directions of both NICs are reported.
     eventually(FEW_READINGS, || {

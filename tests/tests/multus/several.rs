@@ -60,6 +60,7 @@ impl<'a> Scene<'a> {
 #[test]
 fn all_nics_of_a_pod_are_mirrored_or_those_that_are_named() {
     let cluster = &Cluster::new("several");
+    cluster.install_with("--kube-ovn-annotations");
     let host = cluster.host();
     let scene = &Scene::new(cluster);
     let Scene { site, web, .. } = scene;

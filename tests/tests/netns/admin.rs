@@ -289,7 +289,7 @@ fn an_address_that_cannot_be_used_is_told_and_tried_again_while_mirroring_goes_o
 fn an_empty_address_switches_it_off() {
     let lab = &Lab::new("off");
     let pods = PodsFile::new(lab, &[PodSpec::named("idle")]);
-    for (arguments, variables) in [(&["--listen", ""][..], &[][..]), (&[], &[("MIRROR_LISTEN", "")])] {
+    for (arguments, variables) in [(&["--listen", ""][..], &[][..]), (&[], &[("PODMIRROR_LISTEN", "")])] {
         let words = [&["run", "--pods-from", pods.path()][..], arguments].concat();
         let agent = Agent::with_environment(lab, &words, variables);
         // By now the agent would listen.

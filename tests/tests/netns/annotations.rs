@@ -6,13 +6,18 @@ use crate::{Node, any_mode};
 
 const OURS: &str = "podmirror.io/mirror";
 const KUBE_OVN: &str = "ovn.kubernetes.io/mirror";
+const KUBE_OVN_FLAG: &str = "--kube-ovn-annotations";
 
 #[test]
-fn kube_ovns_annotation_is_honoured_and_ours_wins() {
+fn kube_ovns_annotation_is_honoured_with_its_flag_and_ours_wins() {
     let Node { web, db, lab } = &Node::bridged("kube-ovn");
-    let pods = PodsFile::new(lab, &[PodSpec::of(web).annotated(KUBE_OVN, "true"), PodSpec::of(db)]);
+    let specs = [PodSpec::of(web).annotated(KUBE_OVN, "true"), PodSpec::of(db).mirror("true")];
+    let pods = PodsFile::new(lab, &specs);
     let agent = Agent::run(lab, any_mode(), &pods, &[]);
-    let status = lab.wait_mirrored(&[web]);
+    lab.wait_mirrored(&[db]);
+    agent.stop();
+    let agent = Agent::run(lab, any_mode(), &pods, &[KUBE_OVN_FLAG]);
+    let status = lab.wait_mirrored(&[web, db]);
     assert_eq!(status.tap(web.veth_host()).direction, "both");
     pods.write(&[
         PodSpec::of(web).annotated(KUBE_OVN, "true").mirror("false"),
@@ -36,7 +41,7 @@ fn with_enable_mirror_every_pod_is_mirrored_that_does_not_opt_out() {
         PodSpec::of(&ingress).mirror("ingress"),
     ];
     let pods = PodsFile::new(lab, &specs);
-    let agent = Agent::run(lab, any_mode(), &pods, &["--enable-mirror"]);
+    let agent = Agent::run(lab, any_mode(), &pods, &["--enable-mirror", KUBE_OVN_FLAG]);
     let status = lab.wait_mirrored(&[&plain, &ingress]);
     assert_eq!(status.tap(plain.veth_host()).direction, "both");
     assert_eq!(status.tap(ingress.veth_host()).direction, "ingress");
@@ -50,7 +55,7 @@ fn an_unknown_value_is_told_once_and_ignored() {
     let Node { web, db, lab } = &Node::bridged("unknown-value");
     let odd = |pod| PodSpec::of(pod).mirror("yes, please");
     let pods = PodsFile::new(lab, &[odd(web), PodSpec::of(db).mirror("true")]);
-    let agent = Agent::run(lab, any_mode(), &pods, &[]);
+    let agent = Agent::run(lab, any_mode(), &pods, &[KUBE_OVN_FLAG]);
     lab.wait_mirrored(&[db]);
     let line = agent.wait_for_log(&["default/web", OURS, "yes, please"]);
     assert!(line.contains("WARN"), "{line}");

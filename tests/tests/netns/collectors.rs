@@ -17,7 +17,7 @@ struct Scene {
     node: Node,
 }
 
-const TARGET: [&str; 2] = ["--target", "ids=pod:default/ids"];
+const TARGET: [&str; 2] = ["--define-target", "ids=pod:default/ids"];
 
 impl Scene {
     fn new(node: Node, make: impl Fn(&Lab) -> PodNs) -> Self {
@@ -78,8 +78,7 @@ fn a_collector_gets_every_frame_once_and_unchanged() {
         let features =
             ids.netns().run("ethtool -k eth0") + &lab.node().run(&format!("ethtool -k {}", ids.veth_host()));
         let pods = PodsFile::new(lab, &[scene.web(), scene.ids()]);
-        let agent =
-            Agent::run(lab, any_mode(), &pods, &[&TARGET[..], &["--mirror-offloads", "off"]].concat());
+        let agent = Agent::run(lab, any_mode(), &pods, &[&TARGET[..], &["--mirror-offloads=false"]].concat());
         lab.wait_mirrored(&[web]);
         let target = wait_target(lab, true).target("ids");
         assert_eq!(
@@ -316,8 +315,12 @@ fn a_collector_with_a_label_is_followed_by_the_next_one() {
     let next_spec = PodSpec::of(&next).mirror("false").labelled(label.0, label.1);
     let other = PodSpec::of(db).mirror("false").labelled(label.0, "another");
     let pods = PodsFile::new(lab, &[web_spec.clone(), other.clone(), first.clone()]);
-    let agent =
-        Agent::run(lab, any_mode(), &pods, &["--target", "ids=pod:default/app.kubernetes.io/name=ids"]);
+    let agent = Agent::run(
+        lab,
+        any_mode(),
+        &pods,
+        &["--define-target", "ids=pod:default/app.kubernetes.io/name=ids"],
+    );
     lab.wait_mirrored(&[web]);
     assert_eq!(wait_target(lab, true).target("ids").device, ids.veth_host());
     let gets = |pod: &PodNs| {
@@ -357,16 +360,16 @@ fn a_target_that_cannot_be_is_refused_with_the_value() {
         ("ids=pot:default/ids", "\"pot\" is not a kind of target"),
         ("ids=pod:default/ids/a-name-that-is-too-long", "1 to 15 bytes"),
     ] {
-        let exit = lab.agent_exit(&["run", "--pods-from", pods.path(), "--target", target]);
+        let exit = lab.agent_exit(&["run", "--pods-from", pods.path(), "--define-target", target]);
         assert!(exit.code == Some(2) && exit.stderr.contains(named), "{target}: {exit:?}");
     }
-    let twice = ["--target", "a=pod:default/ids", "--target", "b=pod:default/ids"];
+    let twice = ["--define-target", "a=pod:default/ids,b=pod:default/ids"];
     let exit = lab.agent_exit(&[&["run", "--pods-from", pods.path()][..], &twice].concat());
     assert!(exit.stderr.contains("is already the destination of target a"), "{exit:?}");
 
     let targets = "ids=pod:default/ids/net1,host=pod:default/host,other=pod:default/other";
     let run = ["run", "--pods-from", pods.path()];
-    let _agent = Agent::with_environment(lab, &run, &[("MIRROR_TARGETS", targets)]);
+    let _agent = Agent::with_environment(lab, &run, &[("PODMIRROR_DEFINE_TARGET", targets)]);
     lab.wait_mirrored(&[web]);
     let status = lab.wait_status(|status| check(unreached(status).len() == 3, || "not three".into()));
     let reasons = unreached(&status);

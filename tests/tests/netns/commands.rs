@@ -275,18 +275,20 @@ fn flags_can_be_given_as_environment_variables() {
         lab,
         &["run"],
         &[
-            ("MIRROR_PODS_FROM", pods.path()),
-            ("MIRROR_ENABLE_MIRROR", "true"),
-            ("MIRROR_IFACE", "from-env"),
-            ("MIRROR_IFACE_MTU", "3000"),
-            ("MIRROR_ATTACH", "clsact"),
+            ("PODMIRROR_PODS_FROM", pods.path()),
+            ("PODMIRROR_ENABLE_MIRROR", "true"),
+            ("PODMIRROR_MIRROR_IFACE", "from-env"),
+            ("PODMIRROR_MIRROR_IFACE_MTU", "3000"),
+            ("PODMIRROR_ATTACH", "clsact"),
         ],
     );
     let status = lab.wait_mirrored(&[web]);
     assert_eq!(status.mirror().device, "from-env");
     assert!(status.tap(web.veth_host()).attached.values().all(|attached| attached == "clsact"), "{status:?}");
     let help = lab.agent_exit(&["run", "--help"]).stdout;
-    for text in ["[default: mirror0]", "[env: MIRROR_IFACE", "[default: /sys/fs/bpf]", "[default: false]"] {
+    for text in
+        ["[default: mirror0]", "[env: PODMIRROR_MIRROR_IFACE", "[default: /sys/fs/bpf]", "[default: false]"]
+    {
         assert!(help.contains(text), "no {text} in\n{help}");
     }
 }

@@ -11,7 +11,7 @@ use crate::{
 in_both_modes!(a_device_carries_copies_beside_the_packets_of_its_owner);
 
 const MAKE: &str = "ip link add cni0 address 02:00:00:00:98:01 type vxlan dstport 4789 external";
-const TARGET: [&str; 2] = ["--target", "far=vxlan:10.9.0.5:4789/vni=77/device=cni0"];
+const TARGET: [&str; 2] = ["--define-target", "far=vxlan:10.9.0.5:4789/vni=77/device=cni0"];
 /// The owner's network: the addresses of this node and of the other machine, and the MAC address of the latter.
 const NEAR: &str = "10.98.0.1";
 const FAR: &str = "10.98.0.5";

@@ -68,7 +68,7 @@ fn a_pod_is_explained_at_each_step_of_its_life() {
             &format!("  It is tapped at the node side of its veth, {device} (ifindex {tapped}).\n"),
             &format!("egress ({way}) for what reaches the pod, ingress ({way}) for what leaves the pod.\n"),
             "  The agent sees no other program before them.\n",
-            "\n  Mirror default\n    Requested by the annotation podmirror.io/mirror (or ovn.kubernetes.io/mirror) of the pod.\n",
+            "\n  Mirror default\n    Requested by the annotation podmirror.io/mirror (or ovn.kubernetes.io/mirror, with --kube-ovn-annotations) of the pod.\n",
             "    It copies both directions: what reaches the pod, and what leaves the pod.\n",
             "    Filter: only packets that match \"icmp\".\n",
             "    Budget: it ends after 4 copied packets; 2 are left.\n",

@@ -79,7 +79,7 @@ fn start(scene: &Scene, option: impl Fn(usize) -> String) -> Agent {
     let mut words = Vec::new();
     for (kind, [name, target, receiver]) in KINDS.into_iter().enumerate() {
         scene.receiver(name, receiver);
-        words.extend(["--target".to_owned(), format!("{name}={target}{}", option(kind))]);
+        words.extend(["--define-target".to_owned(), format!("{name}={target}{}", option(kind))]);
     }
     let words: Vec<_> = words.iter().map(String::as_str).collect();
     let pods = PodsFile::new(lab, &[mirrored_into(web, KINDS.iter().map(|[name, ..]| *name))]);

@@ -26,7 +26,7 @@ fn each_mirror_of_a_pod_gets_its_own_packets() {
         .annotated("podmirror.io/snaplen.debug", "96")
         .annotated("podmirror.io/packets.debug", "5");
     let pods = PodsFile::new(lab, &[spec]);
-    let agent = Agent::run(lab, any_mode(), &pods, &["--target", "ids=ids0"]);
+    let agent = Agent::run(lab, any_mode(), &pods, &["--define-target", "ids=ids0"]);
     agent.wait_for_taps(2);
     lab.wait_mirrored(&[web]);
     let ids = Capture::start(lab.node(), "ids0");
@@ -90,7 +90,7 @@ fn a_mirror_gets_the_nics_that_it_names() {
         .annotated("podmirror.io/nics.debug", "eth1, eth2")
         .annotated("podmirror.io/target.debug", "debug");
     let pods = PodsFile::new(&lab, &[spec]);
-    let _agent = Agent::run(&lab, any_mode(), &pods, &["--target", "debug=debug0"]);
+    let _agent = Agent::run(&lab, any_mode(), &pods, &["--define-target", "debug=debug0"]);
     let [first, second] = [0, 1].map(|nic: usize| web.nics()[nic].host.clone());
     let status = lab.wait_taps(&[&first, &second]);
     let mirrors = |status: &Status, host: &str| {
@@ -138,7 +138,7 @@ fn a_mirror_that_changes_touches_no_other() {
             .annotated("podmirror.io/target.debug", "lab")
     };
     let pods = PodsFile::new(lab, &[ids()]);
-    let _agent = Agent::run(lab, any_mode(), &pods, &["--target", "lab=lab0"]);
+    let _agent = Agent::run(lab, any_mode(), &pods, &["--define-target", "lab=lab0"]);
     lab.wait_mirrored(&[web]);
     let mirror = Capture::start(lab.node(), MIRROR);
     let inside = Inside::of(web);
@@ -205,12 +205,12 @@ fn targets_that_cannot_be_are_wrong_usage() {
     let lab = &Lab::new("targets");
     let pods = PodsFile::new(lab, &[]);
     for (arguments, expected) in [
-        (&["--target", "ids"][..], "use a name and a destination, as in ids=ids0"),
-        (&["--target", "IDS=ids0"], "\"IDS\" is not a name"),
-        (&["--target", "ids=a/b"], "an interface name has 1 to 15 bytes"),
-        (&["--target", "ids=mirror0"], "mirror0 is already the destination of target default"),
-        (&["--target", "ids=a0", "--target", "ids=b0"], "the destination of target ids is already a0"),
-        (&["--target", "ids=lo"], "lo cannot be the mirror interface"),
+        (&["--define-target", "ids"][..], "use a name and a destination, as in ids=ids0"),
+        (&["--define-target", "IDS=ids0"], "\"IDS\" is not a name"),
+        (&["--define-target", "ids=a/b"], "an interface name has 1 to 15 bytes"),
+        (&["--define-target", "ids=mirror0"], "mirror0 is already the destination of target default"),
+        (&["--define-target", "ids=a0,ids=b0"], "the destination of target ids is already a0"),
+        (&["--define-target", "ids=lo"], "lo cannot be the mirror interface"),
     ] {
         let exit = lab.agent_exit(&[&["run", "--pods-from", pods.path()][..], arguments].concat());
         assert!(exit.code != Some(0) && exit.stderr.contains(expected), "{arguments:?}: {exit:?}");

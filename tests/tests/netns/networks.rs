@@ -8,6 +8,7 @@ use serde_json::json;
 use crate::{MIRROR, Node, any_mode, shows};
 
 const NETWORK_STATUS: &str = "k8s.v1.cni.cncf.io/network-status";
+const KUBE_OVN_FLAG: &str = "--kube-ovn-annotations";
 const KUBE_OVN: &str = "ovn.kubernetes.io/mirror";
 const FAST: &str = "fast.shop.ovn.kubernetes.io/mirror";
 
@@ -68,7 +69,7 @@ fn an_attachment_is_mirrored_alone() {
     let [_, second] = scene.hosts();
     let asked = || PodSpec::of(web).annotated(FAST, "true");
     let pods = PodsFile::new(lab, &[asked()]);
-    let agent = Agent::run(lab, any_mode(), &pods, &[]);
+    let agent = Agent::run(lab, any_mode(), &pods, &[KUBE_OVN_FLAG]);
     lab.wait_taps(&[]);
     wait_reasons(lab, &["NoSuchNetwork"]);
     agent.wait_for_log(&["not mirrored yet", FAST, NETWORK_STATUS]);
@@ -119,7 +120,7 @@ fn the_annotation_of_an_attachment_decides_about_its_nic() {
         [with_network(spec, "shop/fast")]
     };
     let pods = PodsFile::new(lab, &spec(&[]));
-    let agent = Agent::run(lab, any_mode(), &pods, &[]);
+    let agent = Agent::run(lab, any_mode(), &pods, &[KUBE_OVN_FLAG]);
     let ours = "podmirror.io/mirror";
     for (annotations, expected) in [
         (&[(KUBE_OVN, "true")][..], &[first, second][..]),
@@ -136,7 +137,7 @@ fn the_annotation_of_an_attachment_decides_about_its_nic() {
     agent.wait_for_log(&[FAST, "is not true or false; it is ignored"]);
     agent.stop();
     pods.write(&spec(&[(FAST, "false")]));
-    let _agent = Agent::run(lab, any_mode(), &pods, &["--enable-mirror"]);
+    let _agent = Agent::run(lab, any_mode(), &pods, &["--enable-mirror", KUBE_OVN_FLAG]);
     lab.wait_taps(&[first]);
 }
 

@@ -13,7 +13,7 @@ use crate::{
     shows, split,
 };
 
-const OFF: [&str; 2] = ["--mirror-offloads", "off"];
+const OFF: &str = "--mirror-offloads=false";
 /// Bytes of a frame on a wire with an MTU of 1500.
 const WIRE: usize = 1514;
 
@@ -89,7 +89,7 @@ fn without_offloads_copies_are_as_on_a_wire() {
     let node = &Node::bridged("wire");
     let Node { web, lab, .. } = node;
     let pods = PodsFile::new(lab, &[PodSpec::of(web).mirror("true")]);
-    let agent = Agent::run(lab, any_mode(), &pods, &OFF);
+    let agent = Agent::run(lab, any_mode(), &pods, &[OFF]);
     lab.wait_mirrored(&[web]);
     offloads_are(lab, MIRROR, false).unwrap();
     let frames = shown_as_on_a_wire(node, MIRROR);
@@ -113,7 +113,7 @@ fn super_frames_that_are_cut_stay_one_copy_without_offloads() {
     const SNAPLEN: usize = 96;
     let Node { web, db, lab } = &Node::bridged("cut-wire");
     let pods = PodsFile::new(lab, &[PodSpec::of(web).mirror("true").annotated("podmirror.io/snaplen", "96")]);
-    let _agent = Agent::run(lab, any_mode(), &pods, &OFF);
+    let _agent = Agent::run(lab, any_mode(), &pods, &[OFF]);
     lab.wait_mirrored(&[web]);
     // Ignores the TCP checksum, which the kernel computes over the remaining bytes.
     let cut = |frames: &Frames| {
@@ -141,7 +141,7 @@ fn the_mirror_interface_has_no_offloads_after_it_was_deleted_or_given_them() {
     let Node { web, lab, .. } = node;
     let pods = PodsFile::new(lab, &[PodSpec::of(web).mirror("true")]);
     let arguments = ["run", "--pods-from", pods.path(), "--attach", any_mode().name()];
-    let agent = Agent::with_environment(lab, &arguments, &[("MIRROR_OFFLOADS", "off")]);
+    let agent = Agent::with_environment(lab, &arguments, &[("PODMIRROR_MIRROR_OFFLOADS", "false")]);
     let ifindex = lab.wait_mirrored(&[web]).mirror().ifindex;
     lab.node().ip(&format!("link delete {MIRROR}"));
     let status = lab.wait_status(|status| {
@@ -173,7 +173,9 @@ fn a_device_that_exists_loses_its_offloads_only_when_that_was_told() {
     offloads_are(lab, "cap0", true).unwrap();
     let pods = PodsFile::new(lab, &[PodSpec::of(web).mirror("true")]);
     let iface = ["--mirror-iface", "cap0"];
-    for (arguments, stays) in [(&iface[..], true), (&[iface, OFF].concat(), false), (&iface[..], false)] {
+    for (arguments, stays) in
+        [(&iface[..], true), (&["--mirror-iface", "cap0", OFF], false), (&iface[..], false)]
+    {
         let agent = Agent::run(lab, any_mode(), &pods, arguments);
         agent.wait_for_log(&["the mirror interface is up"]);
         lab.wait_mirrored(&[web]);
@@ -189,7 +191,7 @@ fn a_device_that_exists_loses_its_offloads_only_when_that_was_told() {
         // The device is not the agent's, so it gets no queue; the consequence is reported once.
         assert_eq!(queue(lab, "cap0"), queue_before);
         let told = agent.log_with(&["WARN", "can be reordered", "qdisc add dev cap0"]).len();
-        assert_eq!(told, usize::from(arguments.contains(&"off")), "{:#?}", agent.log());
+        assert_eq!(told, usize::from(arguments.contains(&OFF)), "{:#?}", agent.log());
         agent.stop();
     }
     let after = features(lab, "cap0");
@@ -209,7 +211,7 @@ fn offloads_that_cannot_be_switched_off_are_named_once() {
     // A macvlan leaves all offloads to its lower device.
     lab.node().ip("link add stiff link cap0 type macvlan");
     let pods = PodsFile::new(lab, &[PodSpec::of(web).mirror("true")]);
-    let agent = Agent::run(lab, any_mode(), &pods, &[&["--mirror-iface", "stiff"][..], &OFF].concat());
+    let agent = Agent::run(lab, any_mode(), &pods, &["--mirror-iface", "stiff", OFF]);
     lab.wait_mirrored(&[web]);
     let line = agent.wait_for_log(&["cannot disable these offloads"]);
     for part in ["WARN", "stiff", "tx-checksum-ip-generic", "tx-tcp-segmentation"] {

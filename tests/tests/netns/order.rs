@@ -1,4 +1,4 @@
-//! With `--mirror-offloads=off`, copies arrive in the order in which the tap saw the packets. The segments of a
+//! With `--mirror-offloads=false`, copies arrive in the order in which the tap saw the packets. The segments of a
 //! super-frame arrive consecutively, or not at all.
 
 use std::{collections::BTreeMap, net::UdpSocket, ops::Range, thread, time::Duration};
@@ -116,7 +116,7 @@ fn copies_do_not_overtake_each_other_without_offloads(mode: AttachMode) {
         pod.netns().sysctl("ipv4/tcp_rmem", WINDOW);
     }
     let pods = PodsFile::new(lab, &[PodSpec::of(web).mirror("true")]);
-    let agent = Agent::run(lab, mode, &pods, &["--mirror-offloads", "off"]);
+    let agent = Agent::run(lab, mode, &pods, &["--mirror-offloads=false"]);
     lab.wait_mirrored(&[web]);
     for _ in 0..3 {
         let (tap, mirror) = captures(lab, web);
@@ -173,7 +173,7 @@ fn a_super_frame_that_does_not_fit_into_the_queue_is_congested_as_a_whole() {
     }
     let Node { web, db, lab } = &Node::bridged("full");
     let pods = PodsFile::new(lab, &[PodSpec::of(web).mirror("egress")]);
-    let agent = Agent::run(lab, any_mode(), &pods, &["--mirror-offloads", "off"]);
+    let agent = Agent::run(lab, any_mode(), &pods, &["--mirror-offloads=false"]);
     lab.wait_mirrored(&[web]);
     let total = |verdict: &str| lab.status().tap(web.veth_host()).packets("egress", verdict);
     let all = (SENDERS.len() * SUPER_FRAMES.len()) as u64;
@@ -209,15 +209,15 @@ fn a_queue_that_was_taken_away_comes_back_and_one_of_somebody_else_stays() {
         let queue = queue(lab, MIRROR);
         check(queue.contains(expected), || format!("no {expected:?}: {queue}"))
     };
-    let agent = Agent::run(lab, any_mode(), &pods, &["--mirror-offloads", "off"]);
+    let agent = Agent::run(lab, any_mode(), &pods, &["--mirror-offloads=false"]);
     lab.wait_mirrored(&[web]);
     is("pfifo 706d: root").unwrap();
     lab.node().tc(&format!("qdisc del dev {MIRROR} root"));
     eventually(SOON, || is("pfifo 706d: root"));
     lab.node().tc(&format!("qdisc replace dev {MIRROR} root handle 9: pfifo limit 50"));
     agent.stop();
-    for offloads in ["off", "on"] {
-        let agent = Agent::run(lab, any_mode(), &pods, &["--mirror-offloads", offloads]);
+    for offloads in ["--mirror-offloads=false", "--mirror-offloads"] {
+        let agent = Agent::run(lab, any_mode(), &pods, &[offloads]);
         agent.wait_for_log(&["the mirror interface is up"]);
         is("pfifo 9: root").unwrap();
         assert_eq!(agent.log_with(&["ERROR"]), Vec::<String>::new());

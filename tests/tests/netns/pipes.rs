@@ -62,7 +62,7 @@ fn flood_until_lost(lab: &Lab, web: &PodNs, db: &PodNs) {
 fn a_reader_that_takes_nothing_does_not_hold_up_the_end() {
     let Node { web, db, lab } = &Node::bridged("pipefull");
     let _agent = agent(lab, web, db);
-    for words in [&[][..], &["--for", "6s"]] {
+    for words in [&[][..], &["--duration", "6s"]] {
         let (tail, pipe) = Tail::piped(lab, &[&TAIL, words].concat());
         flood_until_lost(lab, web, db);
         if words.is_empty() {

@@ -256,7 +256,7 @@ fn each_mirror_of_a_macvlan_pod_gets_its_own_packets() {
             .annotated("podmirror.io/snaplen.ids", "96")
     };
     let pods = PodsFile::new(lab, &[ids(spec())]);
-    let _agent = Agent::run(lab, any_mode(), &pods, &["--target", "ids=ids0,live=stream"]);
+    let _agent = Agent::run(lab, any_mode(), &pods, &["--define-target", "ids=ids0,live=stream"]);
     wait_tapped(lab, &[web]);
     let inside = Inside::of(web);
     let (whole, cut) = (Capture::start(lab.node(), MIRROR), Capture::start(lab.node(), "ids0"));

@@ -88,7 +88,7 @@ fn a_hostile_pod_harms_its_own_mirror_at_most(mode: AttachMode) {
         [of(web, "eth0"), of(near, "eth0"), evil, db]
     };
     let pods = PodsFile::new(lab, &specs("false"));
-    let mut agent = Agent::run(lab, mode, &pods, &["--target", "evil=evil0,third=third0"]);
+    let mut agent = Agent::run(lab, mode, &pods, &["--define-target", "evil=evil0,third=third0"]);
     let is_whole = || {
         let status = lab.try_status()?;
         let taps = |pod: &PodNs| {
@@ -162,14 +162,15 @@ fn a_hostile_pod_harms_its_own_mirror_at_most(mode: AttachMode) {
         assert!(hostile(&capture.frames()).is_empty(), "{place}: {}", hostile(&capture.frames()));
     }
     // The hostile pod: no copy of a frame that it sent into the relay device, and a report on missing copies.
-    let copies = of_evil.frames();
+    // Its bridges can form loops, so there can be more of them than a capture holds.
+    let ((copies, uncaptured), (sent, _)) = (of_evil.frames_of_storm(), of_friend.frames_of_storm());
     assert!(copies.only(|frame| frame[12..14] == FORGED.to_be_bytes()).is_empty(), "{copies}");
-    let missing: Vec<_> = numbers(&of_friend.frames()).difference(&numbers(&copies)).copied().collect();
+    let missing: Vec<_> = numbers(&sent).difference(&numbers(&copies)).copied().collect();
     counted.extend(not_copied(&lab.status(), evil));
     let told = agent.log_with(&["\"WARN\"", "default/evil", "\"reason\""]).len();
-    let (all, lost) = (numbers(&of_friend.frames()).len(), missing.len() as u64);
+    let (all, lost) = (numbers(&sent).len(), missing.len() as u64);
     eprintln!("rampage: {all} frames, {lost} of them not copied; {told} reasons told, {counted:?}");
-    assert!(lost <= counted.values().sum() || told > 0, "{missing:?} {counted:?}");
+    assert!(lost <= counted.values().sum() || told + uncaptured > 0, "{missing:?} {counted:?}");
     for level in ["\"ERROR\"", "panicked"] {
         assert_eq!(agent.log_with(&[level]), Vec::<String>::new());
     }

@@ -16,7 +16,7 @@ fn nothing_is_missing_at_the_end_of_a_reader() {
     let _agent = Agent::run(lab, any_mode(), &pods, &TARGET);
     lab.wait_mirrored(&[web]);
     let mut copied = 0;
-    for words in [&["tail", "--target", "live"][..], &["tail", "--target", "live", "--for", "3s"]] {
+    for words in [&["tail", "--target", "live"][..], &["tail", "--target", "live", "--duration", "3s"]] {
         let tail = Tail::start(lab, words);
         let flood = Flood::start(web, db);
         flood.go_on(1000);
@@ -101,7 +101,7 @@ fn a_mirror_that_changes_to_the_stream_brings_no_counts_along() {
     let Node { web, db, lab } = &Node::bridged("streammoved");
     let to = |target| PodSpec::of(web).mirror("true").annotated("podmirror.io/target", target);
     let pods = PodsFile::new(lab, &[to("other")]);
-    let _agent = Agent::run(lab, any_mode(), &pods, &["--target", "live=stream", "--target", "other=stream"]);
+    let _agent = Agent::run(lab, any_mode(), &pods, &["--define-target", "live=stream,other=stream"]);
     lab.wait_mirrored(&[web]);
     let other = Tail::start(lab, &["tail", "--target", "other", "--buffer", "256KiB"]);
     let live = Tail::start(lab, &["tail", "--target", "live"]);

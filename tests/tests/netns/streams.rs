@@ -8,7 +8,7 @@ use mirror_tests::{
 
 use crate::{Inside, Node, any_mode, shows};
 
-pub(crate) const TARGET: [&str; 2] = ["--target", "live=stream"];
+pub(crate) const TARGET: [&str; 2] = ["--define-target", "live=stream"];
 
 /// A pod with a mirror to the stream.
 pub(crate) fn streamed(pod: &PodNs) -> PodSpec {
@@ -200,7 +200,7 @@ fn a_stream_without_a_reader_is_down() {
 fn attach_copies_to_a_stream() {
     let Node { web, db, lab } = &Node::bridged("streamattach");
     let before = lab.network_state();
-    let words = [web.veth_host(), "--target", "live=stream", "--mirror-target", "live", "--filter", "icmp"];
+    let words = [web.veth_host(), "--define-target", "live=stream", "--target", "live", "--filter", "icmp"];
     let agent = Agent::attach(lab, any_mode(), &words);
     lab.wait_mirrored(&[web]);
     let tail = Tail::start(lab, &["tail", "--target", "live"]);
@@ -322,7 +322,7 @@ fn a_stream_becomes_a_device() {
     let tail = Tail::start(lab, &["tail", "--target", "live"]);
     agent.kill();
     tail.end();
-    let agent = Agent::run(lab, any_mode(), &pods, &["--target", "live=live0"]);
+    let agent = Agent::run(lab, any_mode(), &pods, &["--define-target", "live=live0"]);
     lab.wait_status(|status| {
         let target = status.target("live");
         check(target.up && !target.stream && target.device == "live0", || "no device yet".into())
@@ -349,7 +349,7 @@ fn what_is_no_stream_of_this_agent_is_refused() {
     refused(&tail, "no agent is running on this node");
     assert!(lab.pins().is_empty(), "{:?}", lab.pins());
     let pods = PodsFile::new(lab, &[streamed(web)]);
-    let targets = ["--target", "live=stream", "--target", "ids=ids0", "--target", "other=stream"];
+    let targets = ["--define-target", "live=stream,ids=ids0,other=stream"];
     let _agent = Agent::run(lab, any_mode(), &pods, &targets);
     lab.wait_mirrored(&[web]);
     refused(&["tail", "--target", "nosuch"], "this node has no target \"nosuch\"");
@@ -369,8 +369,8 @@ fn what_is_no_stream_of_this_agent_is_refused() {
     }
     let run = ["run", "--pods-from", pods.path()];
     for (words, told) in [
-        (["--target", "default=stream"], "is the device of --mirror-iface"),
-        (["--mirror-target", "live"], "define it with --target live=DESTINATION"),
+        (["--define-target", "default=stream"], "is the device of --mirror-iface"),
+        (["--target", "live"], "define it with --define-target live=DESTINATION"),
     ] {
         let exit = lab.agent_exit(&[&run[..], &words].concat());
         assert!(exit.code == Some(1) && exit.stderr.contains(told), "{words:?}: {exit:?}");

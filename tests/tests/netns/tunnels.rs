@@ -20,9 +20,9 @@ fn a_tunnel_brings_every_frame_once_and_unchanged() {
     scene.receiver("vx6", "vxlan id 78 dstport 4789 local fd09::5 nolearning");
     let before = lab.network_state();
     let targets = [
-        "--target",
+        "--define-target",
         "v4=vxlan:10.9.0.5:4789/vni=77/oversize=segment",
-        "--target",
+        "--define-target",
         "v6=vxlan:[fd09::5]:4789/vni=78",
     ];
     for (target, device, room) in [("v4", "vx4", 8964), ("v6", "vx6", 8944)] {
@@ -53,7 +53,7 @@ fn each_nic_has_its_own_key() {
     let both = [mirrored(web, "far"), mirrored(db, "far")];
     let all = [&both[..], &[mirrored(&third, "far")]].concat();
     let pods = PodsFile::new(lab, &both);
-    let targets = ["--target", "far=vxlan:10.9.0.5:4789/vni=77-78"];
+    let targets = ["--define-target", "far=vxlan:10.9.0.5:4789/vni=77-78"];
     let keys = |status: &Status| {
         let key = |pod: &PodNs| status.tap(pod.veth_host()).sessions[0].tunnel_key;
         [key(web), key(db)]
@@ -106,7 +106,7 @@ fn a_port_that_is_taken_is_a_reason_of_its_target_alone() {
     lab.node().ip("link add cni type vxlan id 1 dstport 4789");
     lab.node().ip("link set cni up");
     let pods = PodsFile::new(lab, &[mirrored(web, "far"), PodSpec::of(db).mirror("true")]);
-    let agent = Agent::run(lab, any_mode(), &pods, &["--target", FAR]);
+    let agent = Agent::run(lab, any_mode(), &pods, &["--define-target", FAR]);
     lab.wait_mirrored(&[web, db]);
     lab.wait_get("/readyz", 200);
     let status = lab.wait_status(|status| {
@@ -122,14 +122,14 @@ fn a_port_that_is_taken_is_a_reason_of_its_target_alone() {
     agent.stop();
     lab.cleanup();
     // The packets of such a device can carry tunnel addresses of its owner, which the copies would overwrite.
-    let exit = lab.agent_exit(&["attach", "cni", "--target", FAR, "--mirror-target", "far"]);
+    let exit = lab.agent_exit(&["attach", "cni", "--define-target", FAR, "--target", "far"]);
     assert!(exit.code == Some(1) && exit.stderr.contains("it is a tunnel's device (vxlan)"), "{exit:?}");
 
     // A device of another program with the tunnel device's name is not changed.
     lab.node().ip("link delete cni");
     lab.node().ip(&format!("link add {DEVICE} type vxlan id 1 dstport 4790"));
     lab.node().ip(&format!("link set {DEVICE} up"));
-    let agent = Agent::run(lab, any_mode(), &pods, &["--target", FAR]);
+    let agent = Agent::run(lab, any_mode(), &pods, &["--define-target", FAR]);
     agent.wait_for_log(&["the agent did not create the device"]);
     agent.stop();
     lab.cleanup();
@@ -152,7 +152,7 @@ fn a_copy_that_does_not_fit_is_treated_as_told() {
     ] {
         let pods = scene.pods("far");
         let target = format!("{FAR}/oversize={oversize}");
-        let agent = Agent::run(lab, any_mode(), &pods, &["--target", &target]);
+        let agent = Agent::run(lab, any_mode(), &pods, &["--define-target", &target]);
         lab.wait_mirrored(&[web]);
         wait_target(lab, "far", true);
         let (inside, arrived) = (Inside::of(web), Capture::start(far, "vx4"));
@@ -188,7 +188,7 @@ fn a_super_frame_arrives_whole_or_is_counted_as_cut() {
     for (option, snaplen) in [("", None), ("/oversize=truncate", None), ("", Some(96))] {
         let pods = scene.pods("far");
         let target = format!("{FAR}{option}");
-        let words = ["--target", &target, "--snaplen", "96"];
+        let words = ["--define-target", &target, "--snaplen", "96"];
         let agent = Agent::run(lab, any_mode(), &pods, &words[..if snaplen.is_some() { 4 } else { 2 }]);
         lab.wait_mirrored(&[web]);
         wait_target(lab, "far", true);
@@ -228,7 +228,7 @@ fn copying_goes_on_when_the_way_is_back() {
     let scene = Scene::new("tunnel-down", 1500);
     let Scene { far, node: Node { web, db, lab }, .. } = &scene;
     let pods = scene.pods("far");
-    let agent = Agent::run(lab, any_mode(), &pods, &["--target", FAR]);
+    let agent = Agent::run(lab, any_mode(), &pods, &["--define-target", FAR]);
     lab.wait_mirrored(&[web]);
     wait_target(lab, "far", true);
     let flood = Flood::start(web, db);
@@ -270,7 +270,7 @@ fn packets_that_bring_copies_are_not_copied_again() {
     let Scene { node: Node { web, db, lab }, .. } = &scene;
     let web_spec = PodSpec::of(web).mirror("true");
     let pods = PodsFile::new(lab, &[web_spec]);
-    let agent = Agent::run(lab, any_mode(), &pods, &["--target", FAR]);
+    let agent = Agent::run(lab, any_mode(), &pods, &["--define-target", FAR]);
     lab.wait_mirrored(&[web]);
     wait_target(lab, "far", true);
     for (vni, from, to, direction, verdict) in [

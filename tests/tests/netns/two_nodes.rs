@@ -56,7 +56,7 @@ fn two_nodes_that_mirror_to_each_other_copy_each_frame_once() {
     // The agents of a cluster have the same targets.
     let targets = [("a", a, 77), ("b", b, 78)]
         .map(|(name, half, vni)| format!("{name}=vxlan:{}:4789/vni={vni}/oversize=segment", half.ids.v4()));
-    let words = ["--target", &targets[0], "--target", &targets[1]];
+    let words = ["--define-target", &targets[0], "--define-target", &targets[1]];
     let specs = [("b", a), ("a", b)].map(|(to, half)| {
         let specs: Vec<PodSpec> = [&half.node.web, &half.ids].map(|pod| mirrored(pod, to)).into();
         (to, half, PodsFile::new(&half.node.lab, &specs))

@@ -92,7 +92,7 @@ impl<'a> Mirrored<'a> {
         let mut words = Vec::new();
         for Way { name, target, receiver, .. } in &ways {
             scene.receiver(name, receiver);
-            words.extend(["--target".to_owned(), format!("{name}={target}/oversize={oversize}")]);
+            words.extend(["--define-target".to_owned(), format!("{name}={target}/oversize={oversize}")]);
         }
         let pods = PodsFile::new(lab, &[mirrored_into(web, ways.iter().map(|way| way.name))]);
         let words: Vec<_> = words.iter().map(String::as_str).collect();

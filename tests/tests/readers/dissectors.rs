@@ -28,7 +28,7 @@ fn every_kind_is_what_its_name_says() {
     let pods = PodsFile::new(lab, &[PodSpec::of(web).mirror("true"), PodSpec::of(db)]);
     for [_, target, is_it] in kinds {
         let target = format!("far={target}");
-        let agent = Agent::run(lab, any_mode(), &pods, &["--target", &target, "--mirror-target", "far"]);
+        let agent = Agent::run(lab, any_mode(), &pods, &["--define-target", &target, "--target", "far"]);
         lab.wait_mirrored(&[web]);
         lab.wait_status(|status| check(status.target("far").up, || "the target is down".into()));
         let (inside, cable) = (Capture::start(web.netns(), "eth0"), Capture::start(&far, "up1"));

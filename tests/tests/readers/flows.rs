@@ -60,7 +60,7 @@ fn softflowd_exports_the_flows_of_the_mirrored_pod() {
     far.sysctl("ipv6/conf/flows0/disable_ipv6", "1");
     far.ip("link set flows0 up");
     let pods = PodsFile::new(lab, &[PodSpec::of(web).mirror("true"), PodSpec::of(db)]);
-    let targets = ["--target", "flows=vxlan:10.9.0.5:14789/vni=77", "--mirror-target", "flows"];
+    let targets = ["--define-target", "flows=vxlan:10.9.0.5:14789/vni=77", "--target", "flows"];
     for version in ["9", "10"] {
         let agent = Agent::run(lab, any_mode(), &pods, &targets);
         lab.wait_mirrored(&[web]);

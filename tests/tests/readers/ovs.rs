@@ -132,7 +132,7 @@ fn it_forwards_every_frame_once_by_the_key_of_its_tunnel() {
     for Way { name, target, .. } in &WAYS {
         pod = pod.annotated(&format!("podmirror.io/mirror.{name}"), "true");
         pod = pod.annotated(&format!("podmirror.io/target.{name}"), name);
-        words.extend(["--target".to_owned(), format!("{name}={target}/oversize=segment")]);
+        words.extend(["--define-target".to_owned(), format!("{name}={target}/oversize=segment")]);
     }
     let words: Vec<_> = words.iter().map(String::as_str).collect();
     let pods = PodsFile::new(lab, &[pod, PodSpec::of(db)]);

@@ -50,7 +50,7 @@ fn tcpdump_reads_mirrors_with_different_snap_lengths() {
             .annotated("podmirror.io/filter", &filter(pod))
     });
     let pods = PodsFile::new(lab, &specs);
-    let agent = Agent::run(lab, any_mode(), &pods, &["--target", "live=stream"]);
+    let agent = Agent::run(lab, any_mode(), &pods, &["--define-target", "live=stream"]);
     lab.wait_mirrored(&[web, db]);
     let (tail, pipe) = Tail::piped(lab, &["tail", "--target", "live"]);
     let mut tcpdump = Command::new("tcpdump");

@@ -162,7 +162,7 @@ fn in_a_pod_of_its_own_it_needs_one_capability() {
     let ids_spec = PodSpec::of(&ids).mirror("false").labelled(key, recipe.label(key));
     let pods = PodsFile::new(lab, &[web_spec, ids_spec, PodSpec::of(&quiet)]);
     let target = format!("ids=pod:default/{key}=suricata");
-    let agent = Agent::run(lab, any_mode(), &pods, &["--target", &target]);
+    let agent = Agent::run(lab, any_mode(), &pods, &["--define-target", &target]);
     lab.wait_mirrored(&[web]);
     lab.wait_status(|status| check(status.target("ids").up, || "the target is down".into()));
 

@@ -10,7 +10,7 @@ use k8s_openapi::{
 use kube::ResourceExt as _;
 use mirror_api::{
     MirrorNode, MirrorTarget,
-    sum::{ACCEPTED, is_current, target},
+    sum::{ACCEPTED, READY, is_current, target},
 };
 
 use super::{Facts, Finding, MOST_NAMED, count, is_fit, is_installed, is_whole, named};
@@ -206,7 +206,7 @@ fn reports(facts: &Facts, by_node: &Agents) -> Vec<Finding> {
 fn is_stale(report: &MirrorNode, facts: &Facts) -> bool {
     let Some(status) = &report.status else { return false };
     let is_repeated = !status.mirrors.is_empty() || !status.targets.is_empty();
-    is_repeated && !is_current(status.reported.as_ref().map(|Time(at)| *at), facts.now)
+    is_repeated && !is_current(status.last_report_time.as_ref().map(|Time(at)| *at), facts.now)
 }
 
 fn controller(facts: &Facts) -> Finding {
@@ -253,10 +253,14 @@ fn of_target(target: &MirrorTarget, is_whole: bool) -> Finding {
     };
     let why = |of: &Condition| format!("{name}: {}: {}", of.reason, of.message);
     let condition = |type_| target::condition_of(status, type_);
-    match (condition(ACCEPTED), condition(target::READY)) {
+    match (condition(ACCEPTED), condition(READY)) {
         (Some(refused), _) if refused.status == "False" => Finding::warn("targets", why(refused), look),
         (_, Some(ready)) if ready.status == "True" => {
-            Finding::ok("targets", format!("{name}: {}", ready.message))
+            let users = match target.spec.allowed_namespaces {
+                Some(_) => "",
+                None => "; only ClusterMirrors may use it",
+            };
+            Finding::ok("targets", format!("{name}: {}{users}", ready.message))
         }
         (_, Some(ready)) => Finding::warn("targets", why(ready), look),
         (_, None) => Finding::warn("targets", format!("{name} has no condition Ready"), look),

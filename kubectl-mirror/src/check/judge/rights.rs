@@ -54,7 +54,7 @@ pub(in crate::check) fn asked(namespace: &str, agents: &str) -> Vec<Asked> {
             None,
             &["get", "list", "create", "patch", "delete"],
             own,
-            "tail, on and off",
+            "tail, on, off and status",
             &edit,
         ),
         right("", pods, None, &["get", "list", "watch"], own, "tail and explain", &view),
@@ -69,7 +69,7 @@ pub(in crate::check) fn asked(namespace: &str, agents: &str) -> Vec<Asked> {
             "explain, coverage, top and the check of the agents' failures",
             exec,
         ),
-        right(mirror_api::GROUP, "mirrornodes", None, &["get", "list"], None, "status and explain", all),
+        right(mirror_api::GROUP, "mirrornodes", None, &["get", "list"], None, "explain and check", all),
     ]
 }
 

@@ -22,7 +22,7 @@ fn mirror(name: &str, spec: Value) -> Mirror {
         "apiVersion": "podmirror.io/v1alpha1", "kind": "Mirror",
         "metadata": { "namespace": "shop", "name": name, "uid": format!("uid-{name}") }, "spec": spec,
         "status": {
-            "observedGeneration": 1, "conditions": [condition], "nodes": 1, "pods": { "selected": 1, "covered": 0 },
+            "observedGeneration": 1, "conditions": [condition], "reportingNodes": 1, "pods": { "selected": 1, "covered": 0 },
             "packets": { "copied": 0, "lost": 0 },
         },
     }))
@@ -41,7 +41,7 @@ fn node(mirrors: Value) -> MirrorNode {
     from_value(json!({
         "apiVersion": "podmirror.io/v1alpha1", "kind": "MirrorNode", "metadata": { "name": "a" },
         "status": {
-            "reported": "2026-01-01T00:00:00Z", "mirrorCount": 1, "refusedCount": 0,
+            "lastReportTime": "2026-01-01T00:00:00Z", "mirrorCount": 1, "refusedCount": 0,
             "pods": { "selected": 1, "covered": 0 }, "mirrors": mirrors,
         },
     }))
@@ -63,7 +63,7 @@ fn facts(pod: Pod) -> Facts {
 fn a_pod_has_its_mirrors_with_what_all_say_of_them() {
     let annotations = json!({ "podmirror.io/rate": "1kpps", "other.io/x": "y" });
     let mut of_node = summary("mine");
-    of_node["notCovered"] = json!([
+    of_node["uncovered"] = json!([
         { "namespace": "shop", "pod": "web", "nic": "eth0", "reason": "Hidden", "message": "another program" },
         { "namespace": "shop", "pod": "db", "reason": "NoNic", "message": "it has no NIC" },
     ]);
@@ -96,7 +96,7 @@ fn a_pod_has_its_mirrors_with_what_all_say_of_them() {
            Node a has not reported on it.\n  \
            Node a reported at 2026-01-01T00:00:00Z.\n\
          \n\
-         Mirror shop/mine selects it. Target: the agents' default\n  \
+         Mirror shop/mine selects it. Target: default, the mirror interface of the node\n  \
            filter: \"tcp port 443\"\n  \
            limits: {\"duration\":\"15m\"}\n  \
            Accepted: True (Accepted) all nodes accept it\n  \
@@ -133,7 +133,7 @@ fn a_node_that_names_no_reason_says_what_it_leaves_out() {
     };
     assert_eq!(said(summary("mine")), "Node a has no reason against this pod.");
     let mut full = summary("mine");
-    full["moreNotCovered"] = json!(7);
+    full["moreUncovered"] = json!(7);
     let text = said(full);
     assert!(text.ends_with("7 reasons are not listed."), "{text}");
     let mut refused = summary("mine");

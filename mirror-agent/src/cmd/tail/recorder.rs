@@ -106,7 +106,7 @@ pub async fn recorder(args: RecorderArgs) -> anyhow::Result<()> {
         snaplen: None,
         super_frames,
         packets: None,
-        time: None,
+        duration: None,
         buffer,
         state,
     };

@@ -38,7 +38,8 @@ impl Run {
     }
 
     fn node(&mut self, node: &str, mirrors: Vec<MirrorSummary>) {
-        let status = MirrorNodeStatus { reported: Some(Time(self.at())), mirrors, ..Default::default() };
+        let status =
+            MirrorNodeStatus { last_report_time: Some(Time(self.at())), mirrors, ..Default::default() };
         self.book.set_node(node, Some(of_node(status).0), self.now, self.at());
     }
 
@@ -182,8 +183,11 @@ fn a_node_that_goes_away_and_a_report_that_is_too_old_do_not_count() {
 fn a_report_without_a_time_or_from_the_future_does_not_count() {
     let mut run = Run::new();
     run.mirror("a", "uid-a", 1);
-    let status =
-        |reported| MirrorNodeStatus { reported, mirrors: vec![report("a", 2, 0)], ..Default::default() };
+    let status = |last_report_time| MirrorNodeStatus {
+        last_report_time,
+        mirrors: vec![report("a", 2, 0)],
+        ..Default::default()
+    };
     run.book.set_node("one", Some(of_node(status(None)).0), run.now, run.at());
     let ahead = Some(Time(run.at() + Duration::from_secs(3600)));
     run.book.set_node("two", Some(of_node(status(ahead)).0), run.now, run.at());
@@ -216,7 +220,7 @@ fn a_report_on_a_mirror_of_the_same_name_before_it_does_not_count() {
 fn what_a_node_has_no_room_for_is_not_known() {
     let mut run = Run::new();
     let unknown = |run: &Run| {
-        let of = |status: &MirrorStatus| status.conditions[1].reason.clone();
+        let of = |status: &MirrorStatus| status.conditions[2].reason.clone();
         run.written.iter().map(|(_, name, status)| (name.clone(), of(status))).collect::<Vec<_>>()
     };
     run.mirror("a", "uid-a", 1);
@@ -224,7 +228,7 @@ fn what_a_node_has_no_room_for_is_not_known() {
     let status = MirrorNodeStatus {
         mirrors: vec![report("b", 1, 0), report("c", 1, 0)],
         more_mirrors: Some(1),
-        reported: Some(Time(run.at())),
+        last_report_time: Some(Time(run.at())),
         ..MirrorNodeStatus::default()
     };
     run.book.set_node("one", Some(of_node(status).0), run.now, run.at());
@@ -256,8 +260,8 @@ fn a_mirror_target_has_the_sum_of_the_nodes_that_report_on_it() {
     book.set("ids".to_owned(), "uid-ids", 1, None, asked, run.now);
     let report = |run: &Run, book: &mut Book<Targets>, node: &str, (name, uid): (&str, &str), more| {
         let target = TargetSummary { name: name.into(), uid: uid.into(), ..TargetSummary::default() };
-        let (reported, targets) = (Some(Time(run.at())), vec![target]);
-        let status = MirrorNodeStatus { reported, targets, more_targets: more, ..Default::default() };
+        let (last_report_time, targets) = (Some(Time(run.at())), vec![target]);
+        let status = MirrorNodeStatus { last_report_time, targets, more_targets: more, ..Default::default() };
         book.set_node(node, Some(of_node(status).1), run.now, run.at());
     };
     report(&run, &mut book, "one", ("ids", "uid-ids"), None);
@@ -265,7 +269,7 @@ fn a_mirror_target_has_the_sum_of_the_nodes_that_report_on_it() {
     report(&run, &mut book, "old", ("ids", "uid-before"), None);
     run.now += SETTLE;
     let write = book.due(run.now, run.at()).unwrap();
-    let ready = |write: &Write<Targets>| (write.status.nodes.ready, write.status.nodes.of);
+    let ready = |write: &Write<Targets>| (write.status.nodes.ready, write.status.nodes.desired);
     assert_eq!((write.key.as_str(), write.uid.as_str(), ready(&write)), ("ids", "uid-ids", (2, 2)));
     book.note(&write, true, run.now);
     // One of the nodes sends no more reports.
@@ -281,5 +285,5 @@ fn a_mirror_target_has_the_sum_of_the_nodes_that_report_on_it() {
     report(&run, &mut book, "one", ("a", "uid-a"), Some(1));
     run.now += PACE;
     let write = book.due(run.now, run.at()).unwrap();
-    assert_eq!((ready(&write), write.status.conditions[1].reason.as_str()), ((0, 0), "NotAllTold"));
+    assert_eq!((ready(&write), write.status.conditions[0].reason.as_str()), ((0, 0), "NotAllTold"));
 }

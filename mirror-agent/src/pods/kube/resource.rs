@@ -6,12 +6,9 @@
 
 mod target;
 
-use std::{borrow::Cow, collections::BTreeMap, fmt::Debug};
+use std::{borrow::Cow, fmt::Debug};
 
-use k8s_openapi::apimachinery::pkg::{
-    apis::meta::v1::{LabelSelector, LabelSelectorRequirement, Time},
-    util::intstr::IntOrString,
-};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, LabelSelectorRequirement, Time};
 use kube::core::ObjectMeta;
 use mirror_api::{ClusterMirror, ClusterMirrorSpec, Direction, Mirror, MirrorSpec};
 use serde::{Deserialize, Deserializer, Serialize, de::DeserializeOwned};
@@ -80,7 +77,7 @@ impl Kind for Mirror {
     }
 
     fn empty(read: &mut Resource) {
-        read.pods = nothing();
+        read.pods = Selector::nothing();
         read.request = Err(NO_ROOM.to_owned());
     }
 }
@@ -170,25 +167,26 @@ pub(crate) fn metadata(Bounded { object, .. }: &Bounded) -> ObjectMeta {
 }
 
 fn resource<K: Asks>(Bounded { object, is_too_large, .. }: &Bounded) -> Result<Resource, String> {
-    let (metadata, spec) = (&object["metadata"], without_nulls(&object["spec"]));
+    let (metadata, spec) = (&object["metadata"], &object["spec"]);
     let text = |field: &str| metadata[field].as_str().unwrap_or_default().to_owned();
     let namespace = metadata["namespace"].as_str().map(str::to_owned);
-    let name = Name::of_resource(&text("name"))?;
+    let name = text("name").parse::<Name>()?;
     let created = Time::deserialize(&metadata["creationTimestamp"]);
     let mut request = match is_too_large {
         true => Err(TOO_LARGE.to_owned()),
-        false => understood::<K::Spec>(&spec).and_then(|spec| request(K::mirror(spec))),
+        false => understood::<K::Spec>(spec).and_then(|spec| request(K::mirror(spec))),
     };
     if namespace.is_none() && request.as_ref().is_ok_and(|request| request.stream.is_some()) {
         request = Err("spec.stream is allowed only in a Mirror".to_owned());
     }
     let mut select = |field: &str| {
         if *is_too_large {
-            return nothing();
+            return Selector::nothing();
         }
-        selector(&spec[field]).unwrap_or_else(|problem| {
+        let selector = LabelSelector::deserialize(&spec[field]).map_err(|error| error.to_string());
+        selector.and_then(self::selector).unwrap_or_else(|problem| {
             request = Err(format!("spec.{field}: {problem}"));
-            nothing()
+            Selector::nothing()
         })
     };
     // A Mirror selects its own namespace.
@@ -231,56 +229,22 @@ fn lost(value: &Value, again: &Value, path: &str) -> Option<String> {
     }
 }
 
-/// Removes fields that are null, which count as absent.
-fn without_nulls(value: &Value) -> Value {
-    match value {
-        Value::Object(fields) => {
-            let there = fields.iter().filter(|(_, field)| !field.is_null());
-            there.map(|(name, field)| (name.clone(), without_nulls(field))).collect()
-        }
-        Value::Array(values) => values.iter().map(without_nulls).collect(),
-        value => value.clone(),
-    }
-}
-
 fn request(spec: MirrorSpec) -> Result<Request, String> {
-    let MirrorSpec {
-        pod_selector: _,
-        nics,
-        direction,
-        filter,
-        sample,
-        rate,
-        snaplen,
-        limits,
-        target_ref,
-        stream,
-    } = spec;
-    let limits = limits.unwrap_or_default();
-    let number = |number: Option<IntOrString>| {
-        number.map(|number| match number {
-            IntOrString::Int(number) => number.to_string(),
-            IntOrString::String(text) => text,
-        })
-    };
-    let settings = [
-        ("filter", filter),
-        ("sample", sample),
-        ("rate", rate),
-        ("snaplen", snaplen.map(|bytes| bytes.to_string())),
-        ("duration", limits.duration),
-        ("packets", number(limits.packets)),
-        ("bytes", number(limits.bytes)),
-    ];
+    let MirrorSpec { pod_selector: _, nics, direction, settings, target_ref, stream } = spec;
     let directions = match direction {
         None | Some(Direction::Both) => Directions::Both,
         Some(Direction::Ingress) => Directions::Ingress,
         Some(Direction::Egress) => Directions::Egress,
     };
-    let settings = settings.into_iter().filter_map(|(key, value)| Some((key, value?))).collect();
     let stream = stream.map(|of| self::stream(of, target_ref.is_some())).transpose()?;
-    let target = target_ref.map(|target| target.name);
-    Ok(Request { nics, directions, settings, target, stream })
+    Ok(Request {
+        nics,
+        directions,
+        settings: settings.read().map_err(|problem| format!("spec.{problem}"))?,
+        filter: settings.filter,
+        target: target_ref.map(|target| target.name),
+        stream,
+    })
 }
 
 fn stream(stream: mirror_api::Stream, has_target: bool) -> Result<Stream, String> {
@@ -301,8 +265,7 @@ fn stream(stream: mirror_api::Stream, has_target: bool) -> Result<Stream, String
     }
 }
 
-fn selector(value: &Value) -> Result<Selector, String> {
-    let selector = LabelSelector::deserialize(value).map_err(|error| error.to_string())?;
+fn selector(selector: LabelSelector) -> Result<Selector, String> {
     let requirement = |LabelSelectorRequirement { key, operator, values }| {
         let known = Operator::ALL.into_iter().find(|known| known.name() == operator);
         let operator = known.ok_or_else(|| {
@@ -315,12 +278,6 @@ fn selector(value: &Value) -> Result<Selector, String> {
         labels: selector.match_labels.unwrap_or_default(),
         requirements: requirements.collect::<Result<_, String>>()?,
     })
-}
-
-/// A selector that selects nothing.
-fn nothing() -> Selector {
-    let none = Requirement { key: String::new(), operator: Operator::Exists, values: Default::default() };
-    Selector { labels: BTreeMap::new(), requirements: vec![none] }
 }
 
 impl<K: Kind> kube::Resource for ResourceObject<K> {

@@ -17,6 +17,10 @@ use crate::{
 
 const FAST: &str = "fast.shop.ovn.kubernetes.io/mirror";
 
+fn policy() -> Policy {
+    Policy { kube_ovn_annotations: true, ..Policy::default() }
+}
+
 /// A pod with three NICs: the first is in the cluster's network, the others are attachments.
 fn pod(annotations: &[(&str, &str)]) -> Pod {
     let entry = |(nic, network)| Entry { network: Some(network), nic: Some(nic) };
@@ -46,10 +50,10 @@ fn mirrored(pod: &Pod, policy: &Policy) -> (Vec<String>, Vec<String>) {
 fn an_attachment_is_mirrored_alone() {
     for key in [FAST, "back.up.ops.ovn.kubernetes.io/mirror"] {
         let nic = if key == FAST { "eth1 both in shop/fast" } else { "eth2 both in ops/back.up" };
-        assert_eq!(mirrored(&pod(&[(key, "true")]), &Policy::default()), (vec![nic.into()], vec![]));
+        assert_eq!(mirrored(&pod(&[(key, "true")]), &policy()), (vec![nic.into()], vec![]));
     }
     let both = pod(&[(FAST, "true"), ("back.up.ops.ovn.kubernetes.io/mirror", "true")]);
-    let (nics, problems) = mirrored(&both, &Policy::default());
+    let (nics, problems) = mirrored(&both, &policy());
     assert_eq!((nics.len(), problems), (2, vec![]));
 }
 
@@ -57,16 +61,16 @@ fn an_attachment_is_mirrored_alone() {
 fn a_network_without_its_namespace_is_one_of_the_pods_namespace() {
     let entry = Entry { network: Some("fast"), nic: Some("eth1") };
     let in_default = |key| Pod { networks: Networks::of([entry]), ..mk_pod("web", &[(key, "true")]) };
-    let (nics, _) = mirrored(&in_default("fast.default.ovn.kubernetes.io/mirror"), &Policy::default());
+    let (nics, _) = mirrored(&in_default("fast.default.ovn.kubernetes.io/mirror"), &policy());
     assert_eq!(nics, ["eth1 both in fast"]);
-    let (nics, problems) = mirrored(&in_default(FAST), &Policy::default());
+    let (nics, problems) = mirrored(&in_default(FAST), &policy());
     assert_eq!((nics.len(), problems.len()), (0, 1), "{problems:?}");
 }
 
 #[test]
 fn a_network_that_no_nic_is_in_is_told() {
     let key = "slow.shop.ovn.kubernetes.io/mirror";
-    let (nics, problems) = mirrored(&pod(&[(FAST, "true"), (key, "true")]), &Policy::default());
+    let (nics, problems) = mirrored(&pod(&[(FAST, "true"), (key, "true")]), &policy());
     assert_eq!(nics, ["eth1 both in shop/fast"]);
     assert_eq!(
         problems,
@@ -76,13 +80,13 @@ fn a_network_that_no_nic_is_in_is_told() {
     // Multus has not written its annotation yet. This is transient, so there is no Event.
     let early = mk_pod("web", &[(key, "true")]);
     let pods = [early];
-    let choice = choose(&pods, &[], &[], &Policy::default(), &mut Filters::default());
+    let choice = choose(&pods, &[], &[], &policy(), &mut Filters::default());
     assert_eq!((choice.wanted, choice.bad), (vec![], vec![]));
     let why = &choice.refused[0].why;
     assert!(why.is_passing() && why.to_string().contains("no annotation"), "{why}");
     // Multus has written its annotation, and the pod has no other NIC.
     let late = [Pod { networks: Networks::of([]), ..mk_pod("web", &[(key, "true")]) }];
-    let choice = choose(&late, &[], &[], &Policy::default(), &mut Filters::default());
+    let choice = choose(&late, &[], &[], &policy(), &mut Filters::default());
     assert!(!choice.refused[0].why.is_passing());
 }
 
@@ -90,7 +94,7 @@ fn a_network_that_no_nic_is_in_is_told() {
 fn what_makes_no_sense_is_told_and_ignored() {
     let odd = pod(&[(FAST, "yes"), ("fast.ovn.kubernetes.io/mirror", "true")]);
     assert_eq!(
-        mirrored(&odd, &Policy::default()),
+        mirrored(&odd, &policy()),
         (
             vec![],
             vec![
@@ -107,8 +111,8 @@ fn what_makes_no_sense_is_told_and_ignored() {
 fn a_problem_of_the_networks_is_told_of_a_pod_that_is_mirrored() {
     let problem = || Networks::unreadable("it is not a JSON".into());
     let web = |annotations| Pod { networks: problem(), ..mk_pod("web", annotations) };
-    assert_eq!(mirrored(&web(&[]), &Policy::default()), (vec![], vec![]));
-    let (nics, problems) = mirrored(&web(&[(MIRROR, "true")]), &Policy::default());
+    assert_eq!(mirrored(&web(&[]), &policy()), (vec![], vec![]));
+    let (nics, problems) = mirrored(&web(&[(MIRROR, "true")]), &policy());
     assert_eq!(nics.len(), 3);
     assert_eq!(problems, ["annotation k8s.v1.cni.cncf.io/network-status: it is not a JSON; it is ignored"]);
 }
@@ -118,7 +122,7 @@ fn our_annotation_of_nics_wins() {
     let nics = |own: &[(&str, &str)], inherited: &[(&str, &str)]| {
         let texts = inherited.iter().map(|(key, value)| ((*key).into(), (*value).into()));
         let pod = Pod { inherited: Arc::new(texts.collect()), ..pod(own) };
-        let (nics, problems) = mirrored(&pod, &Policy::default());
+        let (nics, problems) = mirrored(&pod, &policy());
         assert_eq!(problems, Vec::<String>::new());
         nics.iter().map(|nic| nic[..4].to_owned()).collect::<Vec<_>>()
     };
@@ -136,11 +140,12 @@ fn word() -> impl Strategy<Value = Option<&'static str>> {
 
 proptest! {
     /// The precedence for a NIC: podmirror's annotation on the pod, the annotation of its attachment, Kube-OVN's on the
-    /// pod, podmirror's on the namespace, the flag. Where annotations are not accepted, they can only exclude a NIC.
-    /// The directions come from the request for the whole pod.
+    /// pod, podmirror's on the namespace, the flag. Kube-OVN's count only with their own flag. Where annotations are
+    /// not accepted, they can only exclude a NIC. The directions come from the request for the whole pod.
     #[test]
     fn the_most_specific_annotation_decides_about_a_nic(
-        ours in word(), of_nics: [Option<bool>; 2], ovn in word(), theirs in word(), enable_mirror: bool, gate in 0..3,
+        ours in word(), of_nics: [Option<bool>; 2], ovn in word(), theirs in word(), enable_mirror: bool,
+        kube_ovn_annotations: bool, gate in 0..3,
     ) {
         let keys = [FAST, "back.up.ops.ovn.kubernetes.io/mirror"];
         let said = |value: bool| if value { "true" } else { "false" };
@@ -154,6 +159,7 @@ proptest! {
         let set = |name: &str| [name.to_owned()].into();
         let policy = Policy {
             enable_mirror,
+            kube_ovn_annotations,
             exclude_namespaces: if gate == 1 { set("default") } else { set("other") },
             allow_namespaces: (gate == 2).then(|| set("other")),
             ..Policy::default()
@@ -164,6 +170,7 @@ proptest! {
 
         let known = |value: Option<&str>| value.filter(|value| *value != "maybe").map(|value| value == "true");
         let (ours, ovn, theirs) = (known(ours), known(ovn), known(theirs));
+        let (ovn, of_nics) = if kube_ovn_annotations { (ovn, of_nics) } else { (None, [None; 2]) };
         let whole = ours.or(ovn).or(theirs);
         for (number, of_nic) in [None, of_nics[0], of_nics[1]].into_iter().enumerate() {
             let asked = ours.or(of_nic).or(ovn).or(theirs);

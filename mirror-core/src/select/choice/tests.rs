@@ -44,6 +44,10 @@ fn enabled(enable_mirror: bool) -> Policy {
     Policy { enable_mirror, ..Policy::default() }
 }
 
+fn with_kube_ovn(enable_mirror: bool) -> Policy {
+    Policy { kube_ovn_annotations: true, ..enabled(enable_mirror) }
+}
+
 #[test]
 fn the_most_specific_annotation_decides() {
     use Directions::{Both, Egress, Ingress};
@@ -71,7 +75,7 @@ fn the_most_specific_annotation_decides() {
         (&[], &[(OVN_MIRROR, "true")], false, None),
     ];
     for (own, inherited, enable_mirror, expected) in table {
-        let chosen = directions(&pod(own, inherited), &enabled(*enable_mirror));
+        let chosen = directions(&pod(own, inherited), &with_kube_ovn(*enable_mirror));
         assert_eq!(chosen, *expected, "{own:?} {inherited:?} {enable_mirror}");
     }
 }
@@ -79,7 +83,7 @@ fn the_most_specific_annotation_decides() {
 #[test]
 fn an_unknown_value_counts_as_absent_and_is_told() {
     let pods = [pod(&[(MIRROR, "yes"), (OVN_MIRROR, "both")], &[(MIRROR, "no")])];
-    let choice = choose(&pods, &[], &[], &enabled(true), &mut Filters::default());
+    let choice = choose(&pods, &[], &[], &with_kube_ovn(true), &mut Filters::default());
     assert_eq!(choice.wanted.first().map(of_default), Some(Directions::Both));
     let bad = |place, key: &str, value: &str| BadAnnotation {
         pod: pods[0].id.clone(),
@@ -100,6 +104,15 @@ fn an_unknown_value_counts_as_absent_and_is_told() {
         "annotation of its namespace podmirror.io/mirror: \"no\" is not true, false, both, ingress or egress; \
          it is ignored"
     );
+}
+
+#[test]
+fn kube_ovns_annotations_are_ignored_without_their_flag() {
+    for value in ["true", "false", "maybe"] {
+        let kube_ovn = [(OVN_MIRROR, value), ("fast.shop.ovn.kubernetes.io/mirror", value)];
+        assert_eq!(directions(&pod(&kube_ovn, &[]), &enabled(false)), None);
+        assert_eq!(directions(&pod(&kube_ovn, &[]), &enabled(true)), Some(Directions::Both));
+    }
 }
 
 #[test]
@@ -313,7 +326,7 @@ fn each_mirror_of_a_pod_has_its_own_words() {
     );
 }
 
-/// `--mirror-target` applies only to mirrors that name no target.
+/// `--target` applies only to mirrors that name no target.
 #[test]
 fn a_mirror_without_a_target_has_the_nodes() {
     let policy = Policy { target: TargetName("lab".parse().unwrap()), ..with_targets(enabled(true)) };

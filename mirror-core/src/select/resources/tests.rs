@@ -37,7 +37,13 @@ fn pod(namespace: &str, name: &str, annotations: &[(&str, &str)]) -> Pod {
 
 /// A Mirror of this namespace, or a ClusterMirror without one, that selects as many pods as possible.
 fn resource(namespace: Option<&str>, name: &str, settings: &[(&'static str, &str)]) -> Resource {
-    let settings = settings.iter().map(|(key, value)| (*key, (*value).to_owned())).collect();
+    let mut request = Request::default();
+    for (key, value) in settings {
+        match *key {
+            FILTER => request.filter = Some((*value).to_owned()),
+            key => request.settings.set(key, value).unwrap(),
+        }
+    }
     Resource {
         id: ResourceId { namespace: namespace.map(str::to_owned), name: name.parse().unwrap() },
         uid: format!("uid-{name}"),
@@ -46,7 +52,7 @@ fn resource(namespace: Option<&str>, name: &str, settings: &[(&'static str, &str
         is_enforced: false,
         namespaces: Selector::default(),
         pods: Selector::default(),
-        request: Ok(Request { settings, ..Request::default() }),
+        request: Ok(request),
     }
 }
 
@@ -65,7 +71,8 @@ fn what_no_node_can_use_is_refused_without_a_node() {
     // Some node can have this target.
     assert_eq!(with(&[("filter", "tcp port 443")], Some("ids")), None);
     assert_eq!(with(&[("filter", "tcp prot 443")], None), Some("InvalidFilter"));
-    assert_eq!(with(&[("rate", "fast")], None), Some("InvalidSpec"));
+    let bad = Resource { request: Err("spec.sampling.oneIn 0".into()), ..resource(Some("shop"), "all", &[]) };
+    assert_eq!(refusal(&bad), Some(("InvalidSpec", "spec.sampling.oneIn 0".to_owned())));
 }
 
 #[test]
@@ -103,7 +110,7 @@ fn streaming(name: &str, pods: Option<&[&str]>) -> Resource {
     let pods = pods.map(|pods| pods.iter().map(|pod| (*pod).to_owned()).collect());
     let stream = Some(Stream { key_sha256: [7; 32], pods });
     Resource {
-        request: Ok(Request { stream, settings: vec![("filter", "tcp".into())], ..Request::default() }),
+        request: Ok(Request { stream, filter: Some("tcp".into()), ..Request::default() }),
         ..resource(Some("shop"), name, &[])
     }
 }
@@ -255,8 +262,6 @@ fn a_resource_that_cannot_be_used_is_refused_whole_and_disturbs_nothing() {
             "InvalidFilter",
             "spec.filter \"tcp prot 80\": ",
         ),
-        (resource(Some("shop"), "x", &[("rate", "fast")]), "InvalidSpec", "spec.rate \"fast\": "),
-        (resource(Some("shop"), "x", &[("bytes", "much")]), "InvalidSpec", "spec.limits.bytes \"much\": "),
         (
             Resource { request: Err("unknown field \"stream\"".into()), ..resource(None, "x", &[]) },
             "InvalidSpec",
@@ -292,18 +297,28 @@ fn a_resource_that_cannot_be_used_is_refused_whole_and_disturbs_nothing() {
     }
 }
 
-/// A value gets the same error message in an annotation and in a resource.
+/// A filter gets the same error message in an annotation and in a resource.
 #[test]
 fn a_resource_gets_the_sentence_of_an_annotation() {
-    for (key, value) in [("filter", "tcp prot 80"), ("rate", "fast"), ("packets", "many"), ("snaplen", "9")] {
-        let annotation = format!("podmirror.io/{key}");
-        let pods = [pod("shop", "web", &[(MIRROR, "true"), (&annotation, value)])];
-        let choice = chosen(&pods, &[resource(Some("shop"), "x", &[(key, value)])], &Policy::default());
-        let told: Vec<_> = choice.refused.iter().map(|skipped| skipped.why.to_string()).collect();
-        let sentence = |told: &String| told.split_once(&format!("{key} ")).unwrap().1.to_owned();
-        assert_eq!(told.len(), 2, "{told:?}");
-        assert_eq!(sentence(&told[0]), sentence(&told[1]));
-    }
+    let filter = "tcp prot 80";
+    let pods = [pod("shop", "web", &[(MIRROR, "true"), ("podmirror.io/filter", filter)])];
+    let choice = chosen(&pods, &[resource(Some("shop"), "x", &[("filter", filter)])], &Policy::default());
+    let told: Vec<_> = choice.refused.iter().map(|skipped| skipped.why.to_string()).collect();
+    let sentence = |told: &String| told.split_once("filter ").unwrap().1.to_owned();
+    assert_eq!(told.len(), 2, "{told:?}");
+    assert_eq!(sentence(&told[0]), sentence(&told[1]));
+}
+
+/// A resource that names no target gets the mirror interface, whatever --target says.
+#[test]
+fn a_resource_without_a_target_gets_the_mirror_interface() {
+    let ids = TargetName("ids".parse().unwrap());
+    let mut policy = Policy { target: ids.clone(), enable_mirror: true, ..Policy::default() };
+    policy.targets.insert(ids.clone(), Destination::Device("ids0".into()));
+    let pods = [pod("shop", "web", &[])];
+    let choice = chosen(&pods, &[resource(Some("shop"), "x", &[]), enforced("y")], &policy);
+    let targets: Vec<_> = choice.wanted[0].mirrors.values().map(|session| session.target.clone()).collect();
+    assert_eq!(targets, [TargetName::default(), ids, TargetName::default()]);
 }
 
 #[test]
@@ -317,7 +332,8 @@ fn an_opt_out_holds_for_all_but_enforced_mirrors() {
     ];
     for (out, reason) in out {
         let pods = [out];
-        let choice = chosen(&pods, &resources, &Policy { enable_mirror: true, ..Policy::default() });
+        let policy = Policy { enable_mirror: true, kube_ovn_annotations: true, ..Policy::default() };
+        let choice = chosen(&pods, &resources, &policy);
         assert_eq!(mirrors(&choice), ["web clustermirror/ids both all"], "{pods:?}");
         let mut expected =
             vec![format!("web clustermirror/all {reason}"), format!("web mirror/own {reason}")];
@@ -511,8 +527,7 @@ proptest! {
             prop_assert!(mirrors.len() <= MAX_SESSIONS_PER_TAP);
             let selecting: Vec<_> = resources.iter().filter(|resource| resource.selects(pod)).collect();
             let is_good = |resource: &Resource| {
-                let bad = Ok(vec![("filter", "tpc".to_owned())]);
-                resource.request.clone().map(|request| request.settings) != bad
+                resource.request.as_ref().is_ok_and(|request| request.filter.as_deref() != Some("tpc"))
             };
             let is_out = annotations && (pod.unread.is_some() || {
                 let word = |annotations: &BTreeMap<String, String>| {

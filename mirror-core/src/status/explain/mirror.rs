@@ -44,7 +44,9 @@ fn origin(session: &SessionStatus) -> String {
             format!("Requested by the annotation {key} of the namespace.")
         }
         Some(Origin::Annotation(Place::Pod)) if mirror == Name::DEFAULT => {
-            format!("Requested by the annotation {key} (or {OVN_MIRROR}) of the pod.")
+            format!(
+                "Requested by the annotation {key} (or {OVN_MIRROR}, with --kube-ovn-annotations) of the pod."
+            )
         }
         Some(Origin::Annotation(Place::Pod)) => format!("Requested by the annotation {key} of the pod."),
         Some(Origin::Capture) => {

@@ -120,7 +120,7 @@ NIC eth0
   The agent sees no other program before them.
 
   Mirror default
-    Requested by the annotation podmirror.io/mirror (or ovn.kubernetes.io/mirror) of the pod.
+    Requested by the annotation podmirror.io/mirror (or ovn.kubernetes.io/mirror, with --kube-ovn-annotations) of the pod.
     It copies what leaves the pod (egress).
     Filter: only packets that match \"icmp\".
     The target default is the mirror interface mirror0 (ifindex 6). It accepts copies now.

@@ -7,8 +7,10 @@ use serde_json::{Value, json};
 
 use super::{plugin, told};
 
-/// Moves to the upper left corner of a terminal, and clears it.
-const CLEAR: &str = "\x1b[H\x1b[J";
+/// Moves to the upper left corner of a terminal; clears the rest of a line, and all below.
+const HOME: &str = "\x1b[H";
+const REST_OF_LINE: &str = "\x1b[K";
+const REST: &str = "\x1b[J";
 
 /// A Mirror for the pods with this label `app`.
 fn mirror(cluster: &Cluster, name: &str, app: &str) {
@@ -31,20 +33,23 @@ fn status_names_the_nodes_and_the_pods_that_are_not_covered() {
     cluster.host().wait_taps(&[&web.device]);
     let node = cluster.kubectl("get nodes -o jsonpath={.items[*].metadata.name}");
 
-    let rows: Value = eventually(3 * SOON, || {
-        let rows: Value = serde_json::from_str(&told(cluster, &["status", "-o", "json"])).unwrap();
-        let counts = (&rows[0]["selected"], &rows[0]["covered"]);
-        check(counts == (&json!(2), &json!(1)), || format!("{rows:#}")).map(|()| rows)
+    let list = eventually(3 * SOON, || {
+        let list: Value = serde_json::from_str(&told(cluster, &["status", "-o", "json"])).unwrap();
+        let pods = &list["items"][0]["status"]["pods"];
+        check(*pods == json!({ "selected": 2, "covered": 1 }), || format!("{list:#}")).map(|()| list.clone())
     });
-    assert_eq!((&rows[0]["nodes"], rows.as_array().unwrap().len()), (&json!([node]), 1), "{rows:#}");
-    let yaml = told(cluster, &["status", "-o", "yaml"]);
-    assert_eq!(serde_saphyr::from_str::<Value>(&yaml).unwrap(), rows, "{yaml}");
+    let status = &list["items"][0]["status"];
+    assert_eq!(
+        (&status["reportingNodes"], &status["uncovered"][0]["node"]),
+        (&json!(1), &json!(node)),
+        "{list:#}"
+    );
 
     let why = format!("Mirror {namespace}/mine does not cover {namespace}/on-host on {node}: HostNetwork: ");
     let wide = told(cluster, &["status", "-o", "wide"]);
     let lines: Vec<_> = wide.lines().collect();
-    assert!(lines.len() == 3 && lines[0].ends_with("  NODES"), "{wide}");
-    assert!(lines[1].ends_with(&format!("  {node}")) && lines[2].starts_with(&why), "{wide}");
+    assert!(lines.len() == 3 && lines[0].ends_with("  NODES  DIRECTION  FILTER"), "{wide}");
+    assert!(lines[1].ends_with("  1      <none>     icmp") && lines[2].starts_with(&why), "{wide}");
     let table = told(cluster, &["status"]);
     assert!(table.lines().count() == 2 && table.ends_with("  1\n"), "{table}");
 }
@@ -54,34 +59,37 @@ fn status_shows_a_change_while_it_is_watched() {
     let cluster = &Cluster::new("watched");
     let files = cluster.host().files();
     let path = files.join("watched.txt");
-    let mut appended = plugin(cluster, &["status", "--watch"]);
-    let appending = Tail::of(appended.stdout(File::create(&path).unwrap()), path.clone());
+    let mut appended = plugin(cluster, &["status", "-w"]);
+    let mut appending = Tail::of(appended.stdout(File::create(&path).unwrap()), path.clone());
     let terminal = Terminal::start(&plugin(cluster, &["status", "--watch"]), files);
-    let shown = |text: &str| {
-        for read in [&|| fs::read_to_string(&path).unwrap(), &|| terminal.shown()] as [&dyn Fn() -> String; 2]
-        {
-            eventually(SOON, || check(read().contains(text), || format!("no {text:?}: {:?}", read())));
-        }
+    let shown = |read: &dyn Fn() -> String, text: &str| {
+        eventually(SOON, || check(read().contains(text), || format!("no {text:?}: {:?}", read())));
     };
-    shown("no Mirrors");
+    let none = format!("No resources found in {} namespace.", cluster.namespace());
+    appending.wait_for_log(&none);
+    shown(&|| terminal.shown(), &none);
     mirror(cluster, "mine", "nobody");
-    shown(" mine ");
+    shown(&|| terminal.shown(), "mine ");
+    shown(&|| fs::read_to_string(&path).unwrap(), "mine ");
     appending.interrupt();
     let exit = appending.exit();
-    assert_eq!((exit.code, &exit.stderr[..]), (Some(0), ""), "{exit:?}");
+    assert_eq!((exit.code, &exit.stderr), (Some(0), &none), "{exit:?}");
     let screens = terminal.shown();
     assert_eq!(terminal.interrupt(), Some(0), "{screens:?}");
 
-    // In a file, the outputs follow each other; on a terminal, each replaces the one before.
+    // In a file, tables that differ follow each other; on a terminal, each is drawn over the one before.
     let text = fs::read_to_string(&path).unwrap();
-    assert!(text.starts_with("no Mirrors\n\n") && !text.contains('\x1b'), "{text:?}");
-    let tables: Vec<_> = text.split("\n\n").collect();
-    assert!(
-        tables.iter().all(|table| table.starts_with("no Mirrors") || table.starts_with("KIND ")),
-        "{text:?}"
-    );
-    let (_, screens) = screens.split_once(CLEAR).unwrap();
-    let screens: Vec<_> = screens.split(CLEAR).collect();
-    assert!(screens.len() >= 2 && screens[0].starts_with("no Mirrors\r\n"), "{screens:?}");
-    assert!(screens.iter().all(|screen| !screen.contains("\r\n\r\n")), "{screens:?}");
+    let tables: Vec<_> = text.trim_end().split("\n\n").collect();
+    assert!(tables.iter().all(|table| table.starts_with("NAME ")), "{text:?}");
+    assert!(tables.is_sorted_by(|one, next| one != next) && !text.contains('\x1b'), "{text:?}");
+    let (_, screens) = screens.split_once(HOME).unwrap();
+    let screens: Vec<_> = screens.split(HOME).collect();
+    assert!(screens.len() >= 2 && screens[0] == format!("{none}{REST_OF_LINE}\r\n{REST}"), "{screens:?}");
+    // The last one may be cut.
+    let (_, whole) = screens.split_last().unwrap();
+    for screen in whole {
+        let lines = screen.strip_suffix(REST).unwrap();
+        assert!(!lines.contains(REST), "{screens:?}");
+        assert!(lines.lines().all(|line| line.ends_with(REST_OF_LINE)), "{screens:?}");
+    }
 }

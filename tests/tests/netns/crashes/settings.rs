@@ -32,8 +32,8 @@ type Wanted = [usize; SETTINGS.len()];
 
 /// The targets' devices: those of `default` and `ids`, and that of a target which replaces `ids`.
 const DEVICES: [&str; 3] = [MIRROR, "ids0", "late0"];
-const IDS: [&str; 2] = ["--target", "ids=ids0"];
-const LATE: [&str; 2] = ["--target", "late=late0"];
+const IDS: [&str; 2] = ["--define-target", "ids=ids0"];
+const LATE: [&str; 2] = ["--define-target", "late=late0"];
 
 const PINGS: usize = 10;
 const DATA: usize = 200;

@@ -29,7 +29,7 @@ fn daemon_set(desired: i32) -> Value {
     })
 }
 
-fn report(name: &str, reported: &str, refused: i64, mirrors: &[&str]) -> Value {
+fn report(name: &str, last_report_time: &str, refused: i64, mirrors: &[&str]) -> Value {
     let pods = json!({ "selected": 0, "covered": 0 });
     let mirror = |name: &&str| {
         json!({
@@ -40,7 +40,7 @@ fn report(name: &str, reported: &str, refused: i64, mirrors: &[&str]) -> Value {
     json!({
         "apiVersion": "podmirror.io/v1alpha1", "kind": "MirrorNode", "metadata": { "name": name },
         "status": {
-            "reported": reported, "mirrorCount": 1, "refusedCount": refused, "pods": pods,
+            "lastReportTime": last_report_time, "mirrorCount": 1, "refusedCount": refused, "pods": pods,
             "mirrors": mirrors.iter().map(mirror).collect::<Vec<_>>(),
         },
     })
@@ -167,7 +167,7 @@ fn reports_that_are_missing_or_old_are_told() {
     assert_eq!(only(&Facts { reports: refused(), ..facts() }, "reports").0, Level::Warn);
     // An older server has no reports and no controller.
     let old = Facts {
-        server: Ok("v1.29.0".to_owned()),
+        server: "v1.29.0".to_owned(),
         reports: Ok(Vec::new()),
         controllers: Ok(Vec::new()),
         ..facts()
@@ -197,15 +197,19 @@ fn a_target_is_told_with_its_status() {
             })
         };
         let conditions: Vec<_> = conditions.iter().map(condition).collect();
-        let status =
-            json!({ "observedGeneration": 1, "conditions": conditions, "nodes": { "ready": 0, "of": 2 } });
+        let nodes = json!({ "ready": 0, "desired": 2 });
+        let status = json!({ "observedGeneration": 1, "conditions": conditions, "nodes": nodes });
         json!({
             "apiVersion": "podmirror.io/v1alpha1", "kind": "MirrorTarget", "metadata": { "name": name },
             "spec": {}, "status": (!conditions.is_empty()).then_some(status),
         })
     };
+    let is_ready = [("Accepted", "True", "fine"), ("Ready", "True", "2 of 2 nodes can copy to it")];
+    let mut open = target("open", &is_ready);
+    open["spec"]["allowedNamespaces"] = json!({ "from": "All" });
     let targets = [
-        target("good", &[("Accepted", "True", "fine"), ("Ready", "True", "2 of 2 nodes can copy to it")]),
+        open,
+        target("closed", &is_ready),
         target("bad", &[("Accepted", "False", "no address"), ("Ready", "False", "none")]),
         target("down", &[("Accepted", "True", "fine"), ("Ready", "False", "1 of 2 nodes")]),
         target("unknown", &[("Accepted", "Unknown", "none"), ("Ready", "Unknown", "no node reports on it")]),
@@ -214,7 +218,8 @@ fn a_target_is_told_with_its_status() {
     ];
     let found = of(&Facts { targets: objects(&targets), ..facts() }, "targets");
     let expected = [
-        told(Level::Ok, "good: 2 of 2 nodes can copy to it"),
+        told(Level::Ok, "open: 2 of 2 nodes can copy to it"),
+        told(Level::Ok, "closed: 2 of 2 nodes can copy to it; only ClusterMirrors may use it"),
         told(Level::Warn, "bad: Reason: no address"),
         told(Level::Warn, "down: Reason: 1 of 2 nodes"),
         told(Level::Warn, "unknown: Reason: no node reports on it"),

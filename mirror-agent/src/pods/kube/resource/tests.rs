@@ -2,10 +2,10 @@
 
 #![expect(clippy::unwrap_used, reason = "tests panic")]
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use kube::core::{Expression, Selector as KubeSelector, SelectorExt as _};
-use mirror_core::settings::{KEYS, Settings};
+use mirror_core::settings::{SETTINGS, parse_rate};
 use proptest::{collection::btree_map, collection::btree_set, collection::vec, prelude::*, sample};
 use serde_json::json;
 
@@ -31,21 +31,20 @@ fn cluster_mirror(spec: &Value) -> Resource {
 fn every_field_reaches_the_request() {
     let spec = json!({
         "podSelector": {"matchLabels": {"app": "checkout"}}, "nics": ["eth0", "net1"], "direction": "Ingress",
-        "filter": "tcp port 443", "sample": "1/100", "rate": "10kpps", "snaplen": 256,
+        "filter": "tcp port 443", "sampling": {"oneIn": 100}, "rateLimit": {"packetsPerSecond": "10k"}, "snapLength": 256,
         "limits": {"duration": "15m", "packets": "100k", "bytes": 1024}, "targetRef": {"name": "ids"},
     });
     let Resource { id, generation, created, is_enforced, request, .. } = mirror(&spec);
     assert_eq!((id.to_string().as_str(), generation, is_enforced), ("Mirror shop/checkout", 3, false));
     assert_eq!(created, 1_795_305_601);
-    let Request { nics, directions, settings, target, .. } = request.unwrap();
+    let Request { nics, directions, settings, filter, target, .. } = request.unwrap();
     assert_eq!(nics.unwrap(), ["eth0", "net1"]);
     assert_eq!((directions, target.as_deref()), (Directions::Ingress, Some("ids")));
-    // All settings of annotations, in their order and in a form that can be read.
-    assert_eq!(settings.iter().map(|(key, _)| *key).collect::<Vec<_>>(), KEYS);
-    for (key, value) in settings {
-        Settings::default().set(key, &value).unwrap();
-    }
-    let spec = json!({"namespaceSelector": {}, "podSelector": {}, "enforced": true, "filter": null});
+    assert_eq!((filter.as_deref(), settings.rate), (Some("tcp port 443"), parse_rate("10kpps").ok()));
+    // All settings of annotations but the filter.
+    let absent: Vec<_> = SETTINGS.iter().filter(|setting| setting.show(&settings).is_none()).collect();
+    assert_eq!(absent.iter().map(|setting| setting.key).collect::<Vec<_>>(), ["filter"]);
+    let spec = json!({"namespaceSelector": {}, "podSelector": {}, "enforced": true});
     let Resource { id, is_enforced, request, .. } = cluster_mirror(&spec);
     assert_eq!(
         (id.to_string().as_str(), is_enforced, request),
@@ -59,10 +58,10 @@ fn what_is_too_large_selects_nothing_and_says_why() {
     let selector = json!({"matchExpressions": [{"key": "app", "operator": "NotIn", "values": values}]});
     let Resource { id, uid, generation, pods, request, .. } = mirror(&json!({"podSelector": selector}));
     assert_eq!((id.to_string().as_str(), uid.as_str(), generation), ("Mirror shop/checkout", "1", 3));
-    assert_eq!((pods, request), (nothing(), Err(TOO_LARGE.to_owned())));
+    assert_eq!((pods, request), (Selector::nothing(), Err(TOO_LARGE.to_owned())));
     let of_cluster = json!({"namespaceSelector": selector, "podSelector": {}, "enforced": true});
     let Resource { namespaces, request, .. } = cluster_mirror(&of_cluster);
-    assert_eq!((namespaces, request), (nothing(), Err(TOO_LARGE.to_owned())));
+    assert_eq!((namespaces, request), (Selector::nothing(), Err(TOO_LARGE.to_owned())));
 }
 
 /// The agent accepts every Mirror that the API server accepts.
@@ -122,6 +121,8 @@ fn what_is_not_understood_whole_is_refused_whole() {
             "spec.stream and spec.targetRef are mutually exclusive",
         ),
         (json!({"podSelector": {}, "limits": {"idle": "3s"}}), "spec.limits.idle: this version"),
+        (json!({"podSelector": {}, "sample": "1/2"}), "spec.sample: this version"),
+        (json!({"podSelector": {}, "limits": {"bytes": "much"}}), "spec.limits.bytes \"much\": use"),
         (json!({"podSelector": {}, "direction": "Sideways"}), "spec: unknown variant `Sideways`"),
         (json!({"podSelector": {}, "nics": "eth0"}), "spec: invalid type"),
     ] {
@@ -170,7 +171,8 @@ proptest! {
             .iter()
             .map(|(key, operator, values)| json!({"key": key, "operator": operator.name(), "values": values}))
             .collect();
-        let ours = selector(&json!({"matchLabels": must, "matchExpressions": expressions})).unwrap();
+        let ours = json!({"matchLabels": must, "matchExpressions": expressions});
+        let ours = selector(LabelSelector::deserialize(ours).unwrap()).unwrap();
         let theirs = must.iter().map(|(key, value)| Expression::Equal(key.clone(), value.clone())).chain(
             requirements.into_iter().map(|(key, operator, values): (_, _, BTreeSet<String>)| match operator {
                 Operator::In => Expression::In(key, values),

@@ -179,7 +179,7 @@ impl Stage {
         let Network { lab, pod, other: silent, .. } = &self.network;
         let mirrored = || PodSpec::of(pod).mirror("true");
         let other = || PodSpec::of(silent);
-        let stream = ["--target", &format!("{STREAM}=stream")];
+        let stream = ["--define-target", &format!("{STREAM}=stream")];
         let streamed = || mirrored().annotated("podmirror.io/target", STREAM);
         let (spec, flags, mode): (PodSpec, &[&str], _) = match self.contestant {
             Contestant::Tcx | Contestant::TcxRead => (mirrored(), &[], AttachMode::Tcx),

@@ -1,0 +1,165 @@
+//! `kubectl mirror` beside kubectl, with a real API server: the same words, outputs and exit codes.
+
+use std::{
+    env, fs,
+    os::unix::fs::symlink,
+    process::{Command, Output},
+};
+
+use mirror_tests::Api;
+use serde_json::{Value, json};
+
+use crate::resources::{Story, resource};
+
+/// The exit code, and what was printed to standard output and standard error.
+type Told = (Option<i32>, String, String);
+
+fn told(command: &mut Command) -> Told {
+    let Output { status, stdout, stderr } = command.output().unwrap();
+    let [stdout, stderr] = [stdout, stderr].map(|text| String::from_utf8(text).unwrap());
+    (status.code(), stdout, stderr)
+}
+
+/// `kubectl mirror` with these words, for the namespace of the story.
+fn plugin(api: &Api, words: &str) -> Told {
+    let mut plugin = Command::new(env::var_os("MIRROR_PLUGIN").unwrap());
+    told(plugin.env("KUBECONFIG", api.kubeconfig()).args(words.split_whitespace()))
+}
+
+fn kubectl(api: &Api, words: &str) -> Told {
+    told(&mut api.command(words))
+}
+
+fn said(line: &str) -> Told {
+    (Some(0), format!("{line}\n"), String::new())
+}
+
+/// A Deployment that no controller makes pods for.
+fn deploy(api: &Api, name: &str) {
+    let template = api.object(name, &[]);
+    api.apply(&json!({
+        "apiVersion": "apps/v1", "kind": "Deployment", "metadata": { "name": name },
+        "spec": {
+            "selector": { "matchLabels": { "app": name } },
+            "template": { "metadata": template["metadata"], "spec": template["spec"] },
+        },
+    }));
+}
+
+#[test]
+fn a_mirror_is_made_shown_and_deleted_as_by_kubectl() {
+    let story = Story::new("plugin");
+    let api = &story.node.api;
+    deploy(api, "web");
+    let name = "mirror.podmirror.io/deploy-web";
+    let no_mirrors = kubectl(api, "get mirrors");
+    assert_eq!(no_mirrors.0, Some(0));
+    assert_eq!(plugin(api, "status"), no_mirrors);
+
+    // A dry run prints what kubectl takes.
+    let (code, yaml, _) = plugin(api, "on deploy web --filter udp --dry-run=client -o yaml");
+    assert_eq!(code, Some(0), "{yaml}");
+    let applied = api.kubectl_with("apply --server-side --dry-run=server -f -", &yaml);
+    assert_eq!(applied, format!("{name} serverside-applied (server dry run)\n"));
+    assert_eq!(plugin(api, "on deploy web --dry-run=client"), said(&format!("{name} created (dry run)")));
+    assert_eq!(
+        plugin(api, "on deploy web --dry-run=server"),
+        said(&format!("{name} created (server dry run)"))
+    );
+    assert_eq!(plugin(api, "status"), no_mirrors);
+
+    assert_eq!(plugin(api, "on deploy/web --filter udp"), said(&format!("{name} created")));
+    assert_eq!(plugin(api, "on deployments.apps/web --filter udp"), said(&format!("{name} unchanged")));
+    assert_eq!(plugin(api, "on deployment web --filter tcp"), said(&format!("{name} configured")));
+    assert_eq!(plugin(api, "on deploy web --filter tcp -o name"), said(name));
+    assert_eq!(plugin(api, "status -o name"), kubectl(api, "get mirrors -o name"));
+    let ours: Value = serde_json::from_str(&plugin(api, "status -o json").1).unwrap();
+    let theirs: Value = serde_json::from_str(&kubectl(api, "get mirrors -o json").1).unwrap();
+    assert_eq!(ours, theirs);
+    let [ours, theirs] = [plugin(api, "status -o yaml"), kubectl(api, "get mirrors -o yaml")];
+    let [ours, theirs] = [ours, theirs].map(|(_, yaml, _)| serde_saphyr::from_str::<Value>(&yaml).unwrap());
+    assert_eq!(ours, theirs);
+    let (_, table, _) = plugin(api, "status");
+    assert!(table.starts_with("NAME  ") && table.lines().count() == 2, "{table}");
+
+    assert_eq!(
+        plugin(api, "off deploy web --dry-run=server"),
+        said(&format!("{name} deleted (server dry run)"))
+    );
+    assert_eq!(plugin(api, "off deploy web"), said(&format!("{name} deleted")));
+    assert_eq!(plugin(api, "off deploy/web"), kubectl(api, "get mirror deploy-web"));
+    assert_eq!(plugin(api, "on deploy/nosuch"), kubectl(api, "get deploy nosuch"));
+    assert_eq!(plugin(api, "explain pod nosuch"), kubectl(api, "get pod nosuch"));
+    // A Mirror of another author.
+    api.apply(&resource("Mirror", "mine", &json!({}), &json!({})));
+    let (code, _, why) = plugin(api, "off --name mine");
+    assert!(code == Some(1) && why.starts_with("error: ") && why.contains("left alone"), "{why}");
+    assert_eq!(kubectl(api, "get mirrors -o name"), said("mirror.podmirror.io/mine"));
+}
+
+#[test]
+fn the_options_of_kubectl_choose_cluster_and_user() {
+    let story = Story::new("plugin-options");
+    let api = &story.node.api;
+    let server = api.kubectl("config view --minify -o jsonpath={.clusters[0].cluster.server}");
+    let context = api.kubectl("config current-context");
+    api.kubectl("create serviceaccount nobody");
+    let token = api.kubectl("create token nobody");
+    for words in [
+        format!("--context {} --server {server}", context.trim()),
+        "--insecure-skip-tls-verify --request-timeout 10s".to_owned(),
+        "--namespace default".to_owned(),
+        "--as nobody --as-group nobodies".to_owned(),
+        format!("--token {token}"),
+        "--context nosuch".to_owned(),
+        "--cluster nosuch".to_owned(),
+        "--tls-server-name other.test".to_owned(),
+    ] {
+        let [ours, theirs] =
+            [plugin(api, &format!("status {words}")), kubectl(api, &format!("get mirrors {words}"))];
+        let is_the_servers = theirs.0 == Some(0) || theirs.2.starts_with("Error from server");
+        // Of failures to connect, the words differ.
+        let is_same =
+            if is_the_servers { ours == theirs } else { (ours.0, &ours.1) == (theirs.0, &theirs.1) };
+        assert!(is_same, "{words}: {ours:?}, and kubectl: {theirs:?}");
+    }
+    assert_eq!(plugin(api, "status --as nobody").0, Some(1));
+    for words in ["nosuch", "status --nosuch", "on pod web", "tail deploy/web -- tcp prot 80", "off"] {
+        let (code, out, why) = plugin(api, words);
+        assert!(code == Some(2) && out.is_empty() && why.starts_with("error: "), "{words}: {code:?} {why}");
+    }
+}
+
+#[test]
+fn the_shell_completes_what_kubectl_asks_the_plugin_for() {
+    let story = Story::new("plugin-words");
+    let api = &story.node.api;
+    let namespace = api.namespace();
+    deploy(api, "web");
+    api.apply(&api.object("db", &[]));
+    let plugin = env::var_os("MIRROR_PLUGIN").unwrap();
+    let links = story.node.lab.files().join("links");
+    fs::create_dir(&links).unwrap();
+    for name in ["kubectl-mirror", "kubectl_complete-mirror"] {
+        symlink(&plugin, links.join(name)).unwrap();
+    }
+    let path = env::join_paths([links].into_iter().chain(env::split_paths(&env::var_os("PATH").unwrap())));
+    let path = path.unwrap();
+    // The last word is the one to complete.
+    let completed = |words: &[&str]| {
+        let (code, candidates, why) = told(api.command("__complete mirror").args(words).env("PATH", &path));
+        assert_eq!(code, Some(0), "{why}");
+        candidates.lines().map(|line| line.split('\t').next().unwrap().to_owned()).collect::<Vec<_>>()
+    };
+    assert_eq!(completed(&["o"]), ["on", "off", ":4"]);
+    assert_eq!(completed(&["status", "--wat"]), ["--watch", ":4"]);
+    assert_eq!(completed(&["explain", "d"]), ["db", "deploy", "ds", ":4"]);
+    assert_eq!(completed(&["tail", "deploy", ""]), ["web", ":4"]);
+    assert_eq!(completed(&["on", "deploy/w"]), ["deploy/web", ":4"]);
+    assert_eq!(completed(&["on", "-n", "default", "deploy", "w"]), [":4"]);
+    assert_eq!(completed(&["status", "-n", namespace]), [namespace, ":4"]);
+    api.apply(&resource("Mirror", "mine", &json!({}), &json!({})));
+    assert_eq!(completed(&["off", "--name", ""]), ["mine", ":4"]);
+    // Without a cluster there are no names.
+    assert_eq!(completed(&["--server", "https://127.0.0.1:1", "tail", "deploy", ""]), [":4"]);
+}
