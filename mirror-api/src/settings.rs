@@ -91,8 +91,8 @@ pub struct Limits {
 #[derive(Serialize, Deserialize, Debug, Clone, PartialEq, Eq)]
 #[serde(untagged)]
 pub enum Quantity {
-    /// A number.
-    Number(u64),
+    /// A number. A negative one is refused by [`SettingsSpec::read`], with its field.
+    Number(i64),
     /// A text.
     Text(String),
 }
@@ -113,7 +113,7 @@ impl Quantity {
 
 impl From<u64> for Quantity {
     fn from(number: u64) -> Self {
-        Self::Number(number)
+        Self::Number(number.try_into().unwrap_or(i64::MAX))
     }
 }
 
@@ -170,7 +170,7 @@ impl SettingsSpec {
     pub fn of(settings: &Settings) -> Result<Self, String> {
         let Settings { filter, sample, seed: _, rate, snaplen, budget } = settings;
         let one_in = |share: &Share| {
-            let one_in = share.n().and_then(|n| i32::try_from(n).ok());
+            let one_in = share.as_one_in().and_then(|n| i32::try_from(n).ok());
             one_in.ok_or_else(|| "use one flow in a whole number of flows, as in 1/100 or 10%".to_owned())
         };
         Ok(Self {
@@ -298,6 +298,14 @@ mod tests {
             (
                 json!({ "rateLimit": { "bitsPerSecond": 1, "burst": "105h" } }),
                 "rateLimit.burst \"105h\": a burst is from 1ms to 10s",
+            ),
+            (
+                json!({ "rateLimit": { "packetsPerSecond": -5 } }),
+                "rateLimit.packetsPerSecond -5: use a whole number",
+            ),
+            (
+                json!({ "limits": { "packets": i64::MAX } }),
+                "limits.packets 9223372036854775807: use a whole number",
             ),
             (json!({ "snapLength": 20000 }), "snapLength 20000: use a number of bytes from 76 to 15616"),
             (json!({ "limits": { "duration": "soon" } }), "limits.duration \"soon\": use a time"),

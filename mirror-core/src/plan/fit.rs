@@ -46,7 +46,7 @@ impl From<NoRoom> for Misfit {
     }
 }
 
-/// Most times that the allocation is repeated for [`fit`]. It seldom takes more than one.
+/// Most times that [`fit`] repeats the allocation: a bound for its time, whatever tenants ask for.
 const MOST_REPEATS: usize = 8;
 
 /// Returns the taps with the sessions that fit, and the sessions that do not.
@@ -98,7 +98,10 @@ fn allocate<'i>(
             }
         }
         turns.sort();
-        while let Some((namespace, next)) = turns.next(&fitting, &actual.capacity) {
+        for namespace in turns.of.keys().copied().collect::<Vec<_>>() {
+            turns.enqueue(namespace, &fitting, &actual.capacity);
+        }
+        while let Some((namespace, next)) = turns.next() {
             let (new, Candidate { device, tap, mirror, session, .. }) = (next.entries(&fitting), next);
             match room.take(new, session) {
                 Ok(()) => {
@@ -109,6 +112,7 @@ fn allocate<'i>(
                 }
                 Err(why) => unfit.push(Unfit { device, mirror: mirror.clone(), why }),
             }
+            turns.enqueue(namespace, &fitting, &actual.capacity);
         }
     }
     (fitting, unfit)
@@ -159,41 +163,47 @@ impl Candidate<'_> {
 /// A namespace. `None`: interfaces that belong to no pod.
 type Namespace<'a> = Option<&'a str>;
 
-/// The candidates of each namespace, and the resources that the namespace has used.
+/// The candidates of the namespaces.
 #[derive(Default)]
-struct Turns<'a>(BTreeMap<Namespace<'a>, (Taken<'a>, VecDeque<Candidate<'a>>)>);
+struct Turns<'a> {
+    /// The candidates of each namespace, and the resources that the namespace has used.
+    of: BTreeMap<Namespace<'a>, (Taken<'a>, VecDeque<Candidate<'a>>)>,
+    /// The namespaces with candidates, by their share with the next one. A turn changes the share of its own namespace
+    /// only. Between equal shares an installed session wins.
+    queue: BTreeSet<(usize, Pass, Namespace<'a>)>,
+}
 
 impl<'a> Turns<'a> {
     fn add(&mut self, candidate: Candidate<'a>) {
         let namespace = candidate.tap.owner.pod.as_ref().map(|pod| pod.namespace.as_str());
-        self.0.entry(namespace).or_default().1.push_back(candidate);
+        self.of.entry(namespace).or_default().1.push_back(candidate);
     }
 
     fn sort(&mut self) {
-        for (_, candidates) in self.0.values_mut() {
+        for (_, candidates) in self.of.values_mut() {
             candidates.make_contiguous().sort_by_key(|candidate| candidate.pass);
         }
     }
 
-    /// The next candidate: that of the namespace whose share is the smallest with it. Between equal shares an installed
-    /// session wins, so that the next round decides alike.
-    fn next(
-        &mut self,
-        fitting: &BTreeMap<Device, Tap>,
-        capacity: &Capacity,
-    ) -> Option<(Namespace<'a>, Candidate<'a>)> {
-        let waiting = self.0.iter().filter_map(|(of, (taken, of_it))| {
-            let next = of_it.front()?;
+    /// Adds a namespace to the queue, if it has a candidate.
+    fn enqueue(&mut self, namespace: Namespace<'a>, fitting: &BTreeMap<Device, Tap>, capacity: &Capacity) {
+        if let Some((taken, candidates)) = self.of.get(&namespace)
+            && let Some(next) = candidates.front()
+        {
             let share = share(taken.with(next.entries(fitting), next.session), capacity);
-            Some((share, next.pass, *of))
-        });
-        let (.., namespace) = waiting.min()?;
-        let candidate = self.0.get_mut(&namespace)?.1.pop_front()?;
+            self.queue.insert((share, next.pass, namespace));
+        }
+    }
+
+    /// The next candidate: that of the namespace whose share is the smallest with it.
+    fn next(&mut self) -> Option<(Namespace<'a>, Candidate<'a>)> {
+        let (.., namespace) = self.queue.pop_first()?;
+        let candidate = self.of.get_mut(&namespace)?.1.pop_front()?;
         Some((namespace, candidate))
     }
 
     fn took(&mut self, namespace: Namespace<'a>, entries: usize, session: &'a Session) {
-        if let Some((taken, _)) = self.0.get_mut(&namespace) {
+        if let Some((taken, _)) = self.of.get_mut(&namespace) {
             taken.of = taken.with(entries, session);
             taken.filters.extend(session.settings.filter.as_ref());
         }

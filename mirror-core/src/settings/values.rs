@@ -84,7 +84,7 @@ impl Share {
     }
 
     /// The number `n`, if the share is one flow in `n`.
-    pub fn n(self) -> Option<u32> {
+    pub fn as_one_in(self) -> Option<u32> {
         let n = ((u64::from(u32::MAX) + 1) as f64 / f64::from(self.0)).round() as u32;
         (Self::one_in(n) == Some(self)).then_some(n)
     }

@@ -1,0 +1,106 @@
+//! Tests of the command line: what can be typed, and what is refused.
+
+#![expect(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
+
+use serde_json::json;
+
+use super::*;
+
+fn parse(words: &str) -> Result<Cli, String> {
+    let words = ["kubectl-mirror"].into_iter().chain(words.split_whitespace());
+    read(words.map(OsString::from)).map_err(|error| error.to_string())
+}
+
+#[test]
+fn the_command_line_is_consistent() {
+    command().debug_assert();
+}
+
+#[test]
+fn what_the_documents_say_can_be_typed() {
+    for words in [
+        "tail -n shop pod/web",
+        "tail -n shop deploy checkout --filter tcp --duration 2m --snaplen 96 --super-frames --write web.pcapng",
+        "tail pod web-0 web-1 --super-frames=false -- tcp port 443",
+        "tail -l app=web --agents tools --context west -- not udp",
+        "tail -n shop pod/web --since 5m --no-follow --write last.pcapng",
+        "tail -n shop -l= --since 5m",
+        "on -n shop deploy/checkout --target ids-west --filter udp --rate 10kpps --direction ingress",
+        "on deploy checkout --dry-run=client -o yaml",
+        "on -l app=web --name mine --dry-run server -o name",
+        "off -n shop deploy checkout",
+        "off --name mine",
+        "status -A -o wide --watch",
+        "explain -n shop pod/web",
+        "explain pod web --agents tools",
+        "coverage -n shop",
+        "coverage -A -o yaml",
+        "top -n shop",
+        "top -A -w --rows 10",
+        "top -A=false --watch=true",
+        "status -Aw -o json --watch=false",
+        "status -s https://10.0.0.1:6443 --token t --as ada --as-group a --as-group b --as-uid 7",
+        "--kubeconfig k --cluster c --user u status --certificate-authority ca.pem --tls-server-name n",
+        "status --insecure-skip-tls-verify --request-timeout 5s",
+        "check",
+        "check -n shop --agents tools -o json",
+        "man target/man",
+    ] {
+        parse(words).unwrap_or_else(|error| panic!("{words}: {error}"));
+    }
+}
+
+#[test]
+fn the_flags_are_the_settings_of_the_mirror() {
+    let spec = |words: &str| {
+        let settings = match parse(words).unwrap().command {
+            Command::On(args) => args.settings(),
+            Command::Tail(args) => args.settings(),
+            other => panic!("{other:?}"),
+        };
+        serde_json::to_value(settings.unwrap()).unwrap()
+    };
+    assert_eq!(
+        spec("on deploy/web --filter udp --sample 10% --rate 10kpps,burst=1s --snaplen 96 --duration 1d"),
+        json!({
+            "filter": "udp", "sampling": { "oneIn": 10 }, "snapLength": 96, "limits": { "duration": "24h" },
+            "rateLimit": { "packetsPerSecond": 10_000, "burst": "1s" },
+        })
+    );
+    assert_eq!(spec("on deploy/web"), json!({}));
+    assert_eq!(
+        spec("tail web --snaplen 96 -- tcp port 443"),
+        json!({ "filter": "tcp port 443", "snapLength": 96, "limits": { "duration": "15m" } })
+    );
+}
+
+#[test]
+fn a_mistake_is_told_before_anything_is_done() {
+    for (words, told) in [
+        ("tail", "required"),
+        ("tail web -l app=web", "cannot be used with"),
+        ("tail web --filter tcpp", "tcpp"),
+        ("tail web -- tcp prot 443", "prot"),
+        ("tail web --filter tcp -- tcp", "cannot be used with"),
+        ("tail deploy web db", "name pods"),
+        ("tail web --duration soon", "90s"),
+        ("tail web --snaplen 3", "from 76"),
+        ("tail web/eth0", "type"),
+        ("tail cronjob/web", "deploy"),
+        ("tail web --no-follow", "--since"),
+        ("on deploy/web --rate fast", "kpps"),
+        ("on deploy/web --sample 30%", "1/100"),
+        ("on -l app=web", "--name"),
+        ("on pod web", "kubectl annotate pod/web"),
+        ("on deploy web api", "name one object"),
+        ("on deploy/web -o wide", "yaml"),
+        ("off", "required"),
+        ("explain", "required"),
+        ("explain deploy/web", "not a pod"),
+        ("coverage -o wide", "json"),
+        ("status --request-timeout soon", "90s"),
+    ] {
+        let error = parse(words).unwrap_err();
+        assert!(error.starts_with("error: ") && error.contains(told), "{words}: {error}");
+    }
+}
