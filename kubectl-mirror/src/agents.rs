@@ -1,12 +1,10 @@
 //! Finds the agents: the pod of the ready agent of each node, according to the API server. Sends nothing to an agent.
-//!
-//! Used by `tail` and `explain` for one node, by `nodes` for all nodes. `check` evaluates the pods itself.
 
 use std::collections::BTreeMap;
 
 use anyhow::Context as _;
 use k8s_openapi::api::core::v1::Pod;
-use kube::{Api, api::ListParams};
+use kube::api::ListParams;
 
 use crate::{cluster::Cluster, exec::AGENT};
 
@@ -16,18 +14,20 @@ pub(crate) const AGENTS: &str = "app.kubernetes.io/component=agent";
 /// The agents' pods by node; `None`: no agent is ready there.
 pub(crate) type Agents = BTreeMap<String, Option<String>>;
 
-/// The name of the agent's pod on a node.
-pub(crate) async fn of_node(api: &Api<Pod>, node: &str, namespace: &str) -> anyhow::Result<String> {
-    let params = ListParams::default().labels(AGENTS).fields(&format!("spec.nodeName={node}"));
-    let pods = list(api, &params, namespace).await?;
-    let agent = by_node(&pods).remove(node).flatten();
-    agent.with_context(|| missing(namespace))
+pub(crate) async fn of_node(cluster: &Cluster, node: &str) -> anyhow::Result<String> {
+    let of_node = ListParams::default().fields(&format!("spec.nodeName={node}"));
+    let agent = of(cluster, of_node).await?.remove(node).flatten();
+    agent.with_context(|| missing(&cluster.agents))
 }
 
-/// The agents of all nodes.
 pub(crate) async fn of_all(cluster: &Cluster) -> anyhow::Result<Agents> {
-    let params = ListParams::default().labels(AGENTS);
-    Ok(by_node(&list(&cluster.agent_pods(), &params, &cluster.agents).await?))
+    of(cluster, ListParams::default()).await
+}
+
+async fn of(cluster: &Cluster, params: ListParams) -> anyhow::Result<Agents> {
+    let pods = cluster.of_agents().list(&params.labels(AGENTS)).await;
+    let pods = pods.with_context(|| format!("cannot list the agents in namespace {}", cluster.agents))?;
+    Ok(by_node(&pods.items))
 }
 
 /// The message for a node without a ready agent.
@@ -35,12 +35,6 @@ pub(crate) fn missing(namespace: &str) -> String {
     format!("no ready podmirror agent there (namespace {namespace}; set another one with --agents)")
 }
 
-async fn list(api: &Api<Pod>, params: &ListParams, namespace: &str) -> anyhow::Result<Vec<Pod>> {
-    let pods = api.list(params).await;
-    Ok(pods.with_context(|| format!("cannot list the agents in namespace {namespace}"))?.items)
-}
-
-/// The agents among these pods.
 pub(crate) fn by_node(pods: &[Pod]) -> Agents {
     let mut agents = Agents::new();
     for pod in pods {

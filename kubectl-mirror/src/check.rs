@@ -21,7 +21,7 @@ pub(crate) async fn check(args: CheckArgs, cluster: &Cluster) -> anyhow::Result<
     let facts = read::facts(cluster).await;
     let report =
         Report::of(facts.map_or_else(|why| vec![judge::unreachable(&why)], |of| judge::findings(&of)));
-    print(&args.output.map_or_else(|| Ok(report.table()), |output| object(&report, output))?)?;
+    print(&args.output.map_or_else(|| Ok(report.table()), |output| object(&report, &output))?)?;
     Ok(report.exit_code())
 }
 

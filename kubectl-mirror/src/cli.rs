@@ -12,8 +12,10 @@ use mirror_api::{Direction, SettingsSpec};
 use mirror_core::settings::{Settings, parse_duration};
 
 use crate::{
+    cluster::Connection,
     complete,
     mirror::name_of,
+    screen::{Formats, JSONPATH, Output},
     selector,
     workload::{self, Workload},
 };
@@ -23,14 +25,12 @@ use crate::{
 #[derive(Debug, Parser)]
 #[command(name = "kubectl-mirror", bin_name = "kubectl mirror", version, propagate_version = true)]
 pub(crate) struct Cli {
-    /// What to do.
     #[command(subcommand)]
     pub(crate) command: Command,
     #[command(flatten)]
     pub(crate) connection: Connection,
 }
 
-/// The commands.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
     /// Read the packets of pods as they come: pcapng to standard output, for `| wireshark -k -i -`, or into a file.
@@ -62,64 +62,6 @@ pub(crate) enum Command {
     },
 }
 
-/// Which cluster, and where podmirror is in it. The flags of kubectl have its meaning.
-#[derive(Debug, Clone, Args)]
-#[command(next_help_heading = "Global options")]
-pub(crate) struct Connection {
-    /// The kubeconfig file [default: KUBECONFIG, or ~/.kube/config].
-    #[arg(long, global = true, value_name = "FILE")]
-    pub(crate) kubeconfig: Option<PathBuf>,
-    /// The context of the kubeconfig [default: the current one].
-    #[arg(long, global = true, value_name = "NAME")]
-    pub(crate) context: Option<String>,
-    /// The cluster of the kubeconfig [default: that of the context].
-    #[arg(long, global = true, value_name = "NAME")]
-    pub(crate) cluster: Option<String>,
-    /// The user of the kubeconfig [default: that of the context].
-    #[arg(long, global = true, value_name = "NAME")]
-    pub(crate) user: Option<String>,
-    /// The namespace of the pods and Mirrors [default: that of the context].
-    #[arg(long, short, global = true, value_name = "NAME", add = ArgValueCompleter::new(complete::namespaces))]
-    pub(crate) namespace: Option<String>,
-    /// The address and port of the API server.
-    #[arg(long, short, global = true, value_name = "URL")]
-    pub(crate) server: Option<String>,
-    /// The file with the certificate authority of the API server.
-    #[arg(long, global = true, value_name = "FILE")]
-    pub(crate) certificate_authority: Option<String>,
-    /// The name in the API server's certificate [default: its host name].
-    #[arg(long, global = true, value_name = "NAME")]
-    pub(crate) tls_server_name: Option<String>,
-    /// Trust any certificate of the API server. The connection is then insecure.
-    #[arg(long, global = true)]
-    pub(crate) insecure_skip_tls_verify: bool,
-    /// The bearer token for the API server.
-    #[arg(long, global = true, value_name = "TOKEN")]
-    pub(crate) token: Option<String>,
-    /// The user to impersonate.
-    #[arg(long = "as", global = true, value_name = "USER")]
-    pub(crate) as_user: Option<String>,
-    /// A group to impersonate; can be repeated.
-    #[arg(long, global = true, value_name = "GROUP")]
-    pub(crate) as_group: Option<Vec<String>>,
-    /// The UID to impersonate.
-    #[arg(long, global = true, value_name = "UID")]
-    pub(crate) as_uid: Option<String>,
-    /// How long to wait for the answer to a request, as in 5s [default: 0, without an end].
-    #[arg(long, global = true, value_name = "TIME", value_parser = timeout)]
-    pub(crate) request_timeout: Option<Duration>,
-    /// The namespace of podmirror's agents.
-    #[arg(
-        long,
-        global = true,
-        env = "PODMIRROR_NAMESPACE",
-        value_name = "NAME",
-        default_value = "podmirror",
-        add = ArgValueCompleter::new(complete::namespaces)
-    )]
-    pub(crate) agents: String,
-}
-
 /// Which pods.
 #[derive(Debug, Args)]
 #[group(required = true, multiple = false)]
@@ -133,7 +75,6 @@ pub(crate) struct Which {
     pub(crate) selector: Option<selector::Labels>,
 }
 
-/// `kubectl mirror tail`.
 #[derive(Debug, Args)]
 pub(crate) struct TailArgs {
     #[command(flatten)]
@@ -167,7 +108,6 @@ pub(crate) struct TailArgs {
     pub(crate) stream_port: u16,
 }
 
-/// `kubectl mirror on`.
 #[derive(Debug, Args)]
 pub(crate) struct OnArgs {
     #[command(flatten)]
@@ -200,7 +140,6 @@ pub(crate) struct OnArgs {
     pub(crate) change: Change,
 }
 
-/// `kubectl mirror off`.
 #[derive(Debug, Args)]
 #[group(id = "off", required = true, multiple = false, args = ["objects", "name"])]
 pub(crate) struct OffArgs {
@@ -221,25 +160,23 @@ pub(crate) struct Change {
     #[arg(long, value_enum, default_value = "none")]
     pub(crate) dry_run: DryRun,
     /// Output format [default: a line for people].
-    #[arg(long, short, value_parser = formats([Output::Json, Output::Yaml, Output::Name]))]
+    #[arg(long, short, value_parser = Formats(&["json", "yaml", "name", JSONPATH]))]
     pub(crate) output: Option<Output>,
 }
 
-/// `kubectl mirror status`.
 #[derive(Debug, Args)]
 pub(crate) struct StatusArgs {
     /// All namespaces, and the ClusterMirrors.
     #[arg(long, short = 'A')]
     pub(crate) all_namespaces: bool,
     /// Output format [default: a table].
-    #[arg(long, short, value_parser = formats([Output::Json, Output::Yaml, Output::Name, Output::Wide]))]
+    #[arg(long, short, value_parser = Formats(&["json", "yaml", "name", "wide", JSONPATH]))]
     pub(crate) output: Option<Output>,
     /// Refresh every 2 s until Ctrl-C: in place on a terminal, otherwise what has changed follows.
     #[arg(long, short)]
     pub(crate) watch: bool,
 }
 
-/// `kubectl mirror explain`.
 #[derive(Debug, Args)]
 pub(crate) struct ExplainArgs {
     /// The pod: NAME, pod/NAME or pod NAME.
@@ -247,18 +184,16 @@ pub(crate) struct ExplainArgs {
     objects: Vec<String>,
 }
 
-/// `kubectl mirror coverage`.
 #[derive(Debug, Args)]
 pub(crate) struct CoverageArgs {
     /// All namespaces.
     #[arg(long, short = 'A')]
     pub(crate) all_namespaces: bool,
     /// Output format [default: a table].
-    #[arg(long, short, value_parser = formats([Output::Json, Output::Yaml]))]
+    #[arg(long, short, value_parser = Formats(&["json", "yaml", JSONPATH]))]
     pub(crate) output: Option<Output>,
 }
 
-/// `kubectl mirror top`.
 #[derive(Debug, Args)]
 pub(crate) struct TopArgs {
     /// All namespaces.
@@ -272,25 +207,11 @@ pub(crate) struct TopArgs {
     pub(crate) rows: usize,
 }
 
-/// `kubectl mirror check`.
 #[derive(Debug, Args)]
 pub(crate) struct CheckArgs {
     /// Output format [default: a table].
-    #[arg(long, short, value_parser = formats([Output::Json, Output::Yaml]))]
+    #[arg(long, short, value_parser = Formats(&["json", "yaml", JSONPATH]))]
     pub(crate) output: Option<Output>,
-}
-
-/// Output formats of kubectl. Each command has some of them.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Output {
-    /// JSON.
-    Json,
-    /// YAML.
-    Yaml,
-    /// The resource and the name of each object.
-    Name,
-    /// A table with more columns, and every pod that is not covered.
-    Wide,
 }
 
 /// How much of a change is done.
@@ -301,7 +222,6 @@ pub(crate) enum DryRun {
     Server,
 }
 
-/// The commands and flags.
 pub(crate) fn command() -> clap::Command {
     // As in kubectl, the last one of a flag counts.
     let command = Cli::command().args_override_self(true);
@@ -339,24 +259,12 @@ fn usage(why: impl Display) -> clap::Error {
     clap::Error::raw(ErrorKind::ValueValidation, format!("{why}\n"))
 }
 
-/// A parser of these formats.
-fn formats<const N: usize>(formats: [Output; N]) -> impl TypedValueParser<Value = Output> {
-    let names = formats.iter().filter_map(Output::to_possible_value);
-    PossibleValuesParser::new(names).try_map(|name| Output::from_str(&name, false))
-}
-
-/// A parser of directions.
 fn direction() -> impl TypedValueParser<Value = Direction> {
     PossibleValuesParser::new(["both", "ingress", "egress"]).map(|word| match word.as_str() {
         "ingress" => Direction::Ingress,
         "egress" => Direction::Egress,
         _ => Direction::Both,
     })
-}
-
-/// A timeout as kubectl takes it: a number alone has seconds, and 0 is none.
-fn timeout(text: &str) -> Result<Duration, String> {
-    text.parse().map(Duration::from_secs).or_else(|_| parse_duration(text))
 }
 
 /// The settings with these flags. They are checked as by the API server and the agents.
@@ -399,7 +307,6 @@ impl Which {
 }
 
 impl TailArgs {
-    /// The settings of the Mirror.
     pub(crate) fn settings(&self) -> Result<SettingsSpec, clap::Error> {
         let words = (!self.words.is_empty()).then(|| self.words.join(" "));
         let filter = self.filter.as_ref().or(words.as_ref()).map(String::as_str);
@@ -408,7 +315,6 @@ impl TailArgs {
 }
 
 impl OnArgs {
-    /// The settings of the Mirror.
     pub(crate) fn settings(&self) -> Result<SettingsSpec, clap::Error> {
         let Self { filter, sample, rate, snaplen, duration, .. } = self;
         let flags = [
@@ -446,7 +352,6 @@ impl OffArgs {
 }
 
 impl ExplainArgs {
-    /// The name of the pod.
     pub(crate) fn pod(&self) -> Result<String, clap::Error> {
         match one(&self.objects)? {
             workload if workload.is_pod() => Ok(workload.name),

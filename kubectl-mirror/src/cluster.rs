@@ -1,18 +1,86 @@
 //! The connection to the API server, the namespaces, and the detection of missing rights. Used by all commands.
 
-use k8s_openapi::api::core::v1::Pod;
+use std::{path::PathBuf, time::Duration};
+
+use clap::Args;
+use clap_complete::engine::ArgValueCompleter;
 use kube::{
     Api, Client,
     client::UpgradeConnectionError,
     config::{self, AuthInfo},
+    core::NamespaceResourceScope,
 };
 use mirror_client::{Environment, Options};
+use mirror_core::settings::parse_duration;
 
-use crate::cli::Connection;
+use crate::complete;
+
+/// Which cluster, and where podmirror is in it. The flags of kubectl have its meaning.
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "Global options")]
+pub(crate) struct Connection {
+    /// The kubeconfig file [default: KUBECONFIG, or ~/.kube/config].
+    #[arg(long, global = true, value_name = "FILE")]
+    pub(crate) kubeconfig: Option<PathBuf>,
+    /// The context of the kubeconfig [default: the current one].
+    #[arg(long, global = true, value_name = "NAME")]
+    pub(crate) context: Option<String>,
+    /// The cluster of the kubeconfig [default: that of the context].
+    #[arg(long, global = true, value_name = "NAME")]
+    pub(crate) cluster: Option<String>,
+    /// The user of the kubeconfig [default: that of the context].
+    #[arg(long, global = true, value_name = "NAME")]
+    pub(crate) user: Option<String>,
+    /// The namespace of the pods and Mirrors [default: that of the context].
+    #[arg(long, short, global = true, value_name = "NAME", add = ArgValueCompleter::new(complete::namespaces))]
+    pub(crate) namespace: Option<String>,
+    /// The address and port of the API server.
+    #[arg(long, short, global = true, value_name = "URL")]
+    pub(crate) server: Option<String>,
+    /// The file with the certificate authority of the API server.
+    #[arg(long, global = true, value_name = "FILE")]
+    pub(crate) certificate_authority: Option<String>,
+    /// The name in the API server's certificate [default: its host name].
+    #[arg(long, global = true, value_name = "NAME")]
+    pub(crate) tls_server_name: Option<String>,
+    /// Trust any certificate of the API server. The connection is then insecure.
+    #[arg(long, global = true)]
+    pub(crate) insecure_skip_tls_verify: bool,
+    /// The bearer token for the API server.
+    #[arg(long, global = true, value_name = "TOKEN")]
+    pub(crate) token: Option<String>,
+    /// The user to impersonate.
+    #[arg(long = "as", global = true, value_name = "USER")]
+    pub(crate) as_user: Option<String>,
+    /// A group to impersonate; can be repeated.
+    #[arg(long, global = true, value_name = "GROUP")]
+    pub(crate) as_group: Option<Vec<String>>,
+    /// The UID to impersonate.
+    #[arg(long, global = true, value_name = "UID")]
+    pub(crate) as_uid: Option<String>,
+    /// How long to wait for the answer to a request, as in 5s [default: 0, without an end].
+    #[arg(long, global = true, value_name = "TIME", value_parser = timeout)]
+    pub(crate) request_timeout: Option<Duration>,
+    /// The namespace of podmirror's agents.
+    #[arg(
+        long,
+        global = true,
+        env = "PODMIRROR_NAMESPACE",
+        value_name = "NAME",
+        default_value = "podmirror",
+        add = ArgValueCompleter::new(complete::namespaces)
+    )]
+    pub(crate) agents: String,
+}
+
+/// A timeout as kubectl takes it: a number alone has seconds, and 0 is none.
+fn timeout(text: &str) -> Result<Duration, String> {
+    text.parse().map(Duration::from_secs).or_else(|_| parse_duration(text))
+}
 
 /// A cluster, with the rights of one user.
+#[derive(Clone)]
 pub(crate) struct Cluster {
-    /// The client of the API server.
     pub(crate) client: Client,
     /// The namespace of pods and Mirrors.
     pub(crate) namespace: String,
@@ -50,8 +118,19 @@ impl Cluster {
         Ok(Self { client, namespace, agents: of.agents })
     }
 
-    /// The agents' pods.
-    pub(crate) fn agent_pods(&self) -> Api<Pod> {
+    /// The objects of all namespaces, or of none.
+    pub(crate) fn all<K: kube::Resource<DynamicType = ()>>(&self) -> Api<K> {
+        Api::all(self.client.clone())
+    }
+
+    /// The objects of the namespace of pods and Mirrors.
+    pub(crate) fn own<K: kube::Resource<DynamicType = (), Scope = NamespaceResourceScope>>(&self) -> Api<K> {
+        Api::namespaced(self.client.clone(), &self.namespace)
+    }
+
+    pub(crate) fn of_agents<K: kube::Resource<DynamicType = (), Scope = NamespaceResourceScope>>(
+        &self,
+    ) -> Api<K> {
         Api::namespaced(self.client.clone(), &self.agents)
     }
 
@@ -63,16 +142,15 @@ impl Cluster {
 
 /// Whether the API server rejected the request because this user lacks the right.
 pub(crate) fn is_refusal(error: &kube::Error) -> bool {
-    match error {
-        kube::Error::Api(status) => [401, 403].contains(&status.code),
-        kube::Error::UpgradeConnection(UpgradeConnectionError::ProtocolSwitch(status)) => {
-            [401, 403].contains(&status.as_u16())
-        }
-        _ => false,
-    }
+    let code = match error {
+        kube::Error::Api(status) => status.code,
+        kube::Error::UpgradeConnection(UpgradeConnectionError::ProtocolSwitch(status)) => status.as_u16(),
+        _ => 0,
+    };
+    [401, 403].contains(&code)
 }
 
-/// Whether the cause is that the API server rejected a request because this user lacks the right.
+/// The same, of any error.
 pub(crate) fn lacks_right(error: &anyhow::Error) -> bool {
     error.downcast_ref().is_some_and(is_refusal)
 }

@@ -20,8 +20,8 @@ use kube::{
 use mirror_api::{Mirror, MirrorTarget};
 
 use crate::{
-    cli::{Cli, Connection},
-    cluster::Cluster,
+    cli::Cli,
+    cluster::{Cluster, Connection},
     workload::{TYPES, Type},
 };
 
@@ -49,8 +49,8 @@ pub(crate) fn candidates(words: Vec<OsString>) -> String {
     let found = engine::complete(&mut Cli::command(), words, last, env::current_dir().ok().as_deref());
     let mut found = found.unwrap_or_default();
     found.retain(|of| !is_filter && (is_flag || !of.get_value().to_string_lossy().starts_with('-')));
-    let is_directory = |of: &CompletionCandidate| of.get_value().to_string_lossy().ends_with('/');
-    let is_open = !found.is_empty() && found.iter().all(is_directory);
+    let goes_on = |of: &CompletionCandidate| of.get_value().to_string_lossy().ends_with(['/', '=']);
+    let is_open = !found.is_empty() && found.iter().all(goes_on);
     let directive = if is_open { NO_FILES | NO_SPACE } else { NO_FILES };
     let mut text = String::new();
     for candidate in found {
@@ -76,7 +76,6 @@ pub(crate) fn objects(word: &OsStr) -> Vec<CompletionCandidate> {
     matching(&word, names.chain(types.iter().map(Type::to_string)))
 }
 
-/// The Mirrors of the namespace.
 pub(crate) fn mirrors(word: &OsStr) -> Vec<CompletionCandidate> {
     named(word, ApiResource::erase::<Mirror>(&()), true)
 }
@@ -150,7 +149,8 @@ mod tests {
     fn commands_flags_and_values_are_completed_as_by_kubectl() {
         assert_eq!(completed("o"), ["on", "off", ":4"]);
         assert_eq!(completed("on --sn"), ["--snaplen", ":4"]);
-        assert_eq!(completed("status -o "), ["json", "yaml", "name", "wide", ":4"]);
+        assert_eq!(completed("status -o "), ["json", "yaml", "name", "wide", "jsonpath=", ":4"]);
+        assert_eq!(completed("status -o jsonp"), ["jsonpath=", ":6"]);
         assert_eq!(completed("status --watch -o=w"), ["-o=wide", ":4"]);
         assert_eq!(completed("coverage --output=y"), ["--output=yaml", ":4"]);
         assert_eq!(completed("on --dry-run=s"), ["--dry-run=server", ":4"]);

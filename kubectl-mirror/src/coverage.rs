@@ -11,7 +11,7 @@ use crate::{
     cli::CoverageArgs,
     cluster::Cluster,
     nodes::{self, Answer, Unanswered},
-    screen::{Screen, age, object},
+    screen::{Screen, age, named, object},
 };
 
 /// The state that needs no reason.
@@ -26,8 +26,9 @@ pub(crate) async fn coverage(args: CoverageArgs, cluster: &Cluster) -> anyhow::R
     let answers = nodes::ask(cluster, scope).await?;
     let asked = answers.len();
     let report = Report::of(answers, scope);
-    let text = args.output.map_or_else(|| Ok(report.table()), |output| object(&report, output))?;
-    Screen::new("", false).show(&text, scope)?;
+    let output = args.output.as_ref();
+    let text = output.map_or_else(|| Ok(report.table()), |output| object(&report, output))?;
+    Screen::new(false, output, scope).show(&text)?;
     nodes::tell_unanswered(&report.unanswered, asked)
 }
 
@@ -40,7 +41,6 @@ struct Report {
     unanswered: Vec<Unanswered>,
 }
 
-/// A tapped NIC of a pod.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 struct Nic {
@@ -48,7 +48,6 @@ struct Nic {
     pod: String,
     nic: String,
     node: String,
-    /// The tapped device.
     device: String,
     /// Why ingress is seen inside the pod.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -75,7 +74,7 @@ impl Nic {
 impl Report {
     fn of(answers: Vec<Answer>, scope: Option<&str>) -> Self {
         let mut report = Self::default();
-        for Answer { node, at: _, status } in answers {
+        for Answer { node, status, .. } in answers {
             match status.and_then(compared) {
                 Ok(compared) => {
                     let nics = compared.into_iter().map(|coverage| Nic::of(&node, coverage));
@@ -124,13 +123,8 @@ impl Report {
         }
         let mut text = String::new();
         for ((state, message), about) in reasons {
-            let named = about.iter().take(MOST_NAMED).map(String::as_str).collect::<Vec<_>>().join(", ");
-            let more = match about.len().saturating_sub(MOST_NAMED) {
-                0 => String::new(),
-                more => format!(", and {more} more"),
-            };
-            text += &format!("\n{}\n", printable(&format!("{state}: {message}")));
-            text += &format!("  {}\n", printable(&format!("{named}{more}")));
+            let named = printable(&named(about, MOST_NAMED));
+            text += &format!("\n{}\n  {named}\n", printable(&format!("{state}: {message}")));
         }
         text
     }
@@ -144,7 +138,7 @@ impl Report {
 fn compared(status: NodeStatus) -> Result<Vec<NicCoverage>, String> {
     let is_running = status.agent_running;
     status.notes.map(|notes| notes.coverage).ok_or_else(|| match is_running {
-        true => "its agent runs, and does not say what it compares; try again".to_owned(),
+        true => "its agent is running, but did not report the coverage; try again".to_owned(),
         false => "its agent is not running, so coverage is unknown".to_owned(),
     })
 }
@@ -212,7 +206,7 @@ mod tests {
                shop/web eth0 ingress\n\
              \n\
              Unknown: too few packets\n  \
-               shop/idle-1 eth0 egress, shop/idle-2 eth0 egress, shop/idle-3 eth0 egress, and 1 more\n"
+               shop/idle-1 eth0 egress, shop/idle-2 eth0 egress, shop/idle-3 eth0 egress and 1 more\n"
         );
         let silent =
             Unanswered { node: "c".into(), why: "its agent is not running, so coverage is unknown".into() };

@@ -1,19 +1,19 @@
 //! Runs a command in a container of an agent's pod, by the API server's exec.
 //!
-//! This module does not interpret the output of the command. The commands run here print and change nothing. Used by
-//! `explain` and `nodes`.
+//! This module does not interpret the output of the command. The commands run here print and change nothing.
 
-use std::{future::Future, time::Duration};
+use std::time::Duration;
 
 use anyhow::{Context as _, bail};
 use k8s_openapi::{api::core::v1::Pod, apimachinery::pkg::apis::meta::v1::Status};
-use kube::{Api, api::AttachParams};
+use kube::api::AttachParams;
 use tokio::{
     io::{AsyncRead, AsyncReadExt as _},
     time::timeout,
 };
 
-/// The agent's container.
+use crate::cluster::Cluster;
+
 pub(crate) const AGENT: &str = "agent";
 /// The program in it.
 const PROGRAM: &str = "/mirror-agent";
@@ -24,7 +24,6 @@ const MOST: u64 = 32 << 20;
 /// Bytes that wait between the connection and the reader.
 const BUFFER: usize = 64 << 10;
 
-/// The result of a command that has ended.
 #[derive(Debug)]
 pub(crate) struct Ended {
     pub(crate) stdout: Vec<u8>,
@@ -36,7 +35,7 @@ impl Ended {
     /// The reason of its failure: its standard error, or else its exit code.
     pub(crate) fn why(&self) -> String {
         match String::from_utf8_lossy(&self.stderr).trim() {
-            "" => format!("its exit code is {}, and it does not say why", self.code),
+            "" => format!("it exited with {}, without an error message", self.code),
             told => told.to_owned(),
         }
     }
@@ -52,29 +51,25 @@ pub(crate) fn right(agents: &str) -> String {
 /// # Errors
 ///
 /// It could not be run, or did not end in time.
-pub(crate) async fn run(api: &Api<Pod>, agent: &str, words: &[&str]) -> anyhow::Result<Ended> {
-    match timeout(PATIENCE, run_to_its_end(api, agent, words)).await {
-        Ok(ended) => ended,
-        Err(_) => bail!("it does not answer within {} s", PATIENCE.as_secs()),
-    }
-}
-
-async fn run_to_its_end(api: &Api<Pod>, agent: &str, words: &[&str]) -> anyhow::Result<Ended> {
+pub(crate) async fn run(cluster: &Cluster, agent: &str, words: &[&str]) -> anyhow::Result<Ended> {
     let params = AttachParams {
         container: Some(AGENT.to_owned()),
         max_stdout_buf_size: Some(BUFFER),
         max_stderr_buf_size: Some(BUFFER),
         ..AttachParams::default()
     };
-    let command: Vec<_> = [&[PROGRAM], words].concat();
-    let process = api.exec(agent, command, &params).await;
-    let mut process = process.with_context(|| format!("cannot run a command in the {AGENT} {agent}"))?;
-    let (stdout, stderr) = (process.stdout(), process.stderr());
-    let status = process.take_status().context("the command has no status")?;
-    // The status arrives before the ends of the streams. If the connection breaks, none of them arrives, but the sender
-    // of the status is dropped.
-    let (stdout, stderr, status) = tokio::try_join!(read(stdout), read(stderr), end(status))?;
-    Ok(Ended { stdout, stderr, code: exit_code(&status)? })
+    let ended = async {
+        let process = cluster.of_agents::<Pod>().exec(agent, [&[PROGRAM], words].concat(), &params).await;
+        let mut process = process.with_context(|| format!("cannot run a command in the {AGENT} {agent}"))?;
+        let (stdout, stderr) = (process.stdout(), process.stderr());
+        let status = process.take_status().context("the command has no status")?;
+        // The status arrives before the ends of the streams. If the connection breaks, none of them arrives, but the
+        // sender of the status is dropped.
+        let status = async { status.await.context("the connection ended before the command") };
+        let (stdout, stderr, status) = tokio::try_join!(read(stdout), read(stderr), status)?;
+        Ok(Ended { stdout, stderr, code: exit_code(&status)? })
+    };
+    timeout(PATIENCE, ended).await.unwrap_or_else(|_| bail!("no answer within {} s", PATIENCE.as_secs()))
 }
 
 async fn read(stream: Option<impl AsyncRead + Unpin>) -> anyhow::Result<Vec<u8>> {
@@ -83,13 +78,9 @@ async fn read(stream: Option<impl AsyncRead + Unpin>) -> anyhow::Result<Vec<u8>>
         stream.take(MOST + 1).read_to_end(&mut bytes).await.context("the connection")?;
     }
     if bytes.len() as u64 > MOST {
-        bail!("it prints more than {} MiB", MOST >> 20);
+        bail!("its output exceeds {} MiB", MOST >> 20);
     }
     Ok(bytes)
-}
-
-async fn end(status: impl Future<Output = Option<Status>>) -> anyhow::Result<Status> {
-    status.await.context("the connection has ended before the command")
 }
 
 /// Returns the exit code in the status of a command.
@@ -103,12 +94,10 @@ fn exit_code(status: &Status) -> anyhow::Result<u8> {
     }
     let causes = status.details.iter().flat_map(|details| details.causes.iter().flatten());
     let mut codes = causes.filter(|cause| cause.reason.as_deref() == Some("ExitCode"));
-    match codes.next().and_then(|cause| cause.message.as_ref()?.parse().ok()) {
-        Some(code) => Ok(code),
-        None => {
-            bail!("{}", status.message.as_deref().unwrap_or("the command failed without an error message"))
-        }
-    }
+    let code = codes.next().and_then(|cause| cause.message.as_ref()?.parse().ok());
+    code.with_context(|| {
+        status.message.clone().unwrap_or("the command failed without an error message".into())
+    })
 }
 
 #[cfg(test)]
@@ -142,19 +131,13 @@ mod tests {
         let most = usize::try_from(MOST).unwrap();
         assert_eq!(read(Some(&vec![b'x'; most][..])).await.unwrap().len(), most);
         let error = read(Some(&vec![b'x'; most + 1][..])).await.unwrap_err();
-        assert_eq!(error.to_string(), "it prints more than 32 MiB");
+        assert_eq!(error.to_string(), "its output exceeds 32 MiB");
     }
 
     #[test]
     fn a_command_that_tells_nothing_has_its_exit_code() {
         let why = |stderr: &str| Ended { stdout: Vec::new(), stderr: stderr.into(), code: 137 }.why();
         assert_eq!(why("mirror-agent: no memory\n"), "mirror-agent: no memory");
-        assert_eq!(why(" \n"), "its exit code is 137, and it does not say why");
-    }
-
-    #[tokio::test]
-    async fn a_connection_that_ends_early_is_an_error() {
-        let error = end(std::future::ready(None)).await.unwrap_err();
-        assert!(error.to_string().contains("the connection has ended"), "{error}");
+        assert_eq!(why(" \n"), "it exited with 137, without an error message");
     }
 }

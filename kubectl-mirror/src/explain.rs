@@ -12,7 +12,7 @@ use std::{
 
 use anyhow::Context as _;
 use k8s_openapi::api::core::v1::{Namespace, Pod};
-use kube::{Api, api::ListParams};
+use kube::api::ListParams;
 use mirror_api::{ClusterMirror, Mirror, MirrorNode};
 
 use self::words::Facts;
@@ -27,8 +27,7 @@ use crate::{
 /// Prints the agent's text and returns its exit code, or prints what the API server knows.
 pub(crate) async fn explain(args: ExplainArgs, cluster: &Cluster) -> anyhow::Result<ExitCode> {
     let name = args.pod()?;
-    let namespace = &cluster.namespace;
-    let pod = Api::<Pod>::namespaced(cluster.client.clone(), namespace).get(&name).await?;
+    let pod = cluster.own::<Pod>().get(&name).await?;
     let Some(node) = pod.spec.as_ref().and_then(|spec| spec.node_name.clone()) else {
         print(&words::words(&facts(pod, cluster).await))?;
         return Ok(ExitCode::SUCCESS);
@@ -52,20 +51,18 @@ pub(crate) async fn explain(args: ExplainArgs, cluster: &Cluster) -> anyhow::Res
 
 /// Runs `mirror-agent explain` on the node.
 async fn ask(node: &str, pod: &str, cluster: &Cluster) -> anyhow::Result<Ended> {
-    let api = cluster.agent_pods();
-    let agent = agents::of_node(&api, node, &cluster.agents).await?;
-    exec::run(&api, &agent, &["explain", "--pod", &format!("{}/{pod}", cluster.namespace)]).await
+    let agent = agents::of_node(cluster, node).await?;
+    exec::run(cluster, &agent, &["explain", "--pod", &format!("{}/{pod}", cluster.namespace)]).await
 }
 
 /// Reads what the API server knows of a pod. What this user has no right to read is reported and left out.
 async fn facts(pod: Pod, cluster: &Cluster) -> Facts {
-    let Cluster { client, namespace, .. } = cluster;
     let all = ListParams::default();
-    let mirrors = Api::<Mirror>::namespaced(client.clone(), namespace).list(&all).await;
-    let of_cluster = Api::<ClusterMirror>::all(client.clone()).list(&all).await;
-    let own = Api::<Namespace>::all(client.clone()).get_opt(namespace).await;
+    let mirrors = cluster.own::<Mirror>().list(&all).await;
+    let of_cluster = cluster.all::<ClusterMirror>().list(&all).await;
+    let own = cluster.all::<Namespace>().get_opt(&cluster.namespace).await;
     let node = match pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref()) {
-        Some(node) => Api::<MirrorNode>::all(client.clone()).get_opt(node).await,
+        Some(node) => cluster.all::<MirrorNode>().get_opt(node).await,
         None => Ok(None),
     };
     Facts {

@@ -8,10 +8,10 @@
 //!     └► coverage ─► nodes ─► exec; screen  what the taps have seen of what the NICs have carried
 //!     └► top ──────► nodes; rates; screen   what the NICs carry now
 //!     └► check ────► read ─► nodes; judge   whether podmirror can work here, or works
-//!     └► man                                the manual pages
 //!     └► complete ─► workload               candidates for a shell
 //!                    agents                 the ready agent of each node
 //!                    cluster                the connection to the API server
+//!                    screen ─► jsonpath     what is printed, and templates for it
 //! ```
 //!
 //! It communicates only with the API server, with the rights of its user, and with the agents by the API server's
@@ -27,7 +27,7 @@ mod complete;
 mod coverage;
 mod exec;
 mod explain;
-mod man;
+mod jsonpath;
 mod mirror;
 mod nodes;
 mod resource;
@@ -39,7 +39,7 @@ mod top;
 mod workload;
 
 use std::{
-    env,
+    env, fs,
     io::{self, Write as _},
     process::ExitCode,
 };
@@ -75,7 +75,9 @@ fn kind(error: &anyhow::Error) -> String {
 
 fn execute(cli: Cli) -> anyhow::Result<ExitCode> {
     if let Command::Man { directory } = cli.command {
-        man::write(&directory)?;
+        fs::create_dir_all(&directory)
+            .and_then(|()| clap_mangen::generate_to(cli::command(), &directory))
+            .with_context(|| format!("cannot write the manual pages into {}", directory.display()))?;
         return Ok(ExitCode::SUCCESS);
     }
     let runtime = tokio::runtime::Builder::new_current_thread()

@@ -4,18 +4,18 @@
 
 use anyhow::bail;
 use kube::{
-    Api, ResourceExt as _,
+    ResourceExt as _,
     api::{DeleteParams, Patch, PatchParams, Preconditions},
 };
 use mirror_api::{MAX_NAME, Mirror, MirrorSpec, TargetRef};
 use sha2::{Digest as _, Sha256};
 
 use crate::{
-    cli::{Change, DryRun, OffArgs, OnArgs, Output},
+    cli::{Change, DryRun, OffArgs, OnArgs},
     cluster::Cluster,
     print,
     resource::Resource,
-    screen::object,
+    screen::{Output, object},
     workload::Workload,
 };
 
@@ -43,7 +43,7 @@ pub(crate) async fn on(args: OnArgs, cluster: &Cluster) -> anyhow::Result<()> {
     let mut mirror = Mirror::new(&name, spec);
     mirror.metadata.namespace = Some(cluster.namespace.clone());
     mirror.metadata.labels = Some([(LABEL.to_owned(), MANAGER.to_owned())].into());
-    let api = mirrors(cluster);
+    let api = cluster.own::<Mirror>();
     let before = api.get_opt(&name).await?;
     if let Some(before) = &before {
         refuse_others(before)?;
@@ -62,7 +62,7 @@ pub(crate) async fn on(args: OnArgs, cluster: &Cluster) -> anyhow::Result<()> {
 
 /// Deletes the Mirror.
 pub(crate) async fn off(args: OffArgs, cluster: &Cluster) -> anyhow::Result<()> {
-    let (api, name) = (mirrors(cluster), args.named()?);
+    let (api, name) = (cluster.own::<Mirror>(), args.named()?);
     let mirror = api.get(&name).await?;
     refuse_others(&mirror)?;
     if args.change.dry_run != DryRun::Client {
@@ -85,12 +85,8 @@ fn say(mut mirror: Mirror, done: &str, Change { dry_run, output }: &Change) -> a
     print(&match output {
         None => format!("{resource} {done}{dry_run}\n"),
         Some(Output::Name) => format!("{resource}\n"),
-        Some(output) => object(&mirror, *output)?,
+        Some(output) => object(&mirror, output)?,
     })
-}
-
-fn mirrors(cluster: &Cluster) -> Api<Mirror> {
-    Api::namespaced(cluster.client.clone(), &cluster.namespace)
 }
 
 /// Refuses a Mirror that was not created by `on`.
@@ -100,8 +96,8 @@ fn refuse_others(mirror: &Mirror) -> anyhow::Result<()> {
     }
     let (namespace, name) = (mirror.namespace().unwrap_or_default(), mirror.name_any());
     bail!(
-        "`kubectl mirror on` has not made the Mirror {namespace}/{name}, so it is left alone; `kubectl -n {namespace} \
-         delete mirror {name}` deletes it, and --name chooses another name"
+        "the Mirror {namespace}/{name} was not created by `kubectl mirror on`, so it is left alone; delete it with \
+         `kubectl -n {namespace} delete mirror {name}`, or choose another name with --name"
     )
 }
 

@@ -1,20 +1,20 @@
 //! Requests the status of the nodes: `mirror-agent status --output json` on each node.
 //!
 //! A node that does not answer has a reason instead of a status. Only a missing right of the user, which would be the
-//! same at each node, ends the command. Called by `coverage`, `top` and `check`.
+//! same at each node, ends the command.
 
 use std::collections::BTreeSet;
 
 use anyhow::{Context as _, bail};
 use futures_util::{StreamExt as _, stream};
 use k8s_openapi::api::core::v1::Pod;
-use kube::{Api, api::ListParams};
+use kube::api::ListParams;
 use mirror_core::status::{NodeStatus, printable};
 use serde::Serialize;
 use tokio::time::Instant;
 
 use crate::{
-    agents::{self, Agents},
+    agents,
     cluster::{Cluster, lacks_right},
     exec, tell,
 };
@@ -22,11 +22,9 @@ use crate::{
 /// Maximum number of concurrent requests.
 const AT_A_TIME: usize = 8;
 
-/// The answer of a node.
 #[derive(Debug, Clone)]
 pub(crate) struct Answer {
     pub(crate) node: String,
-    /// The time of the answer.
     pub(crate) at: Instant,
     /// Its status, or the reason why there is none.
     pub(crate) status: Result<NodeStatus, String>,
@@ -38,7 +36,7 @@ pub(crate) struct Answer {
 ///
 /// No node could be asked.
 pub(crate) async fn ask(cluster: &Cluster, scope: Option<&str>) -> anyhow::Result<Vec<Answer>> {
-    let agents = agents::of_all(cluster).await.map_err(|error| with_right(error, cluster))?;
+    let mut agents = agents::of_all(cluster).await.map_err(|error| with_right(error, cluster))?;
     if agents.is_empty() {
         bail!("no podmirror agents found in namespace {}; set the namespace with --agents", cluster.agents);
     }
@@ -46,7 +44,10 @@ pub(crate) async fn ask(cluster: &Cluster, scope: Option<&str>) -> anyhow::Resul
         Some(namespace) => nodes_of(cluster, namespace).await?,
         None => agents.keys().cloned().collect(),
     };
-    let asked = stream::iter(pairs(nodes, agents)).map(|(node, agent)| ask_one(cluster, node, agent));
+    let asked = stream::iter(nodes).map(|node| {
+        let agent = agents.remove(&node).flatten();
+        ask_one(cluster, node, agent)
+    });
     let answers: Vec<_> = asked.buffered(AT_A_TIME).collect().await;
     answers.into_iter().collect::<anyhow::Result<_>>().map_err(|error| with_right(error, cluster))
 }
@@ -54,16 +55,14 @@ pub(crate) async fn ask(cluster: &Cluster, scope: Option<&str>) -> anyhow::Resul
 /// The error, with the missing right if that is the cause.
 fn with_right(error: anyhow::Error, cluster: &Cluster) -> anyhow::Error {
     match lacks_right(&error) {
-        true => error.context(format!("this needs {}", exec::right(&cluster.agents))),
+        true => error.context(format!("this requires {}", exec::right(&cluster.agents))),
         false => error,
     }
 }
 
-/// A node that has not answered.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub(crate) struct Unanswered {
     pub(crate) node: String,
-    /// The reason.
     pub(crate) why: String,
 }
 
@@ -77,7 +76,7 @@ pub(crate) fn tell_unanswered(unanswered: &[Unanswered], asked: usize) -> anyhow
         tell(&format!("node {node}: {}", printable(why)));
     }
     match asked > 0 && unanswered.len() == asked {
-        true => bail!("no node has answered"),
+        true => bail!("no node answered"),
         false => Ok(()),
     }
 }
@@ -89,19 +88,9 @@ pub(crate) fn is_within(scope: Option<&str>, namespace: &str) -> bool {
 
 /// The nodes of the pods of a namespace.
 async fn nodes_of(cluster: &Cluster, namespace: &str) -> anyhow::Result<BTreeSet<String>> {
-    let api = Api::<Pod>::namespaced(cluster.client.clone(), namespace);
-    let pods = api.list(&ListParams::default()).await;
+    let pods = cluster.own::<Pod>().list(&ListParams::default()).await;
     let pods = pods.with_context(|| format!("cannot list the pods of namespace {namespace}"))?;
     Ok(pods.items.into_iter().filter_map(|pod| pod.spec?.node_name).collect())
-}
-
-/// The nodes to ask, with their agents.
-fn pairs(nodes: BTreeSet<String>, mut agents: Agents) -> Vec<(String, Option<String>)> {
-    let pair = |node: String| {
-        let agent = agents.remove(&node).flatten();
-        (node, agent)
-    };
-    nodes.into_iter().map(pair).collect()
 }
 
 /// Asks a node.
@@ -121,11 +110,12 @@ async fn ask_one(cluster: &Cluster, node: String, agent: Option<String>) -> anyh
 }
 
 async fn status(cluster: &Cluster, agent: &str) -> anyhow::Result<NodeStatus> {
-    let ended = exec::run(&cluster.agent_pods(), agent, &["status", "--output", "json"]).await?;
+    let ended = exec::run(cluster, agent, &["status", "--output", "json"]).await?;
     if ended.code != 0 {
         bail!("{}", ended.why());
     }
-    serde_json::from_slice(&ended.stdout).context("its status cannot be read; its version may be another one")
+    serde_json::from_slice(&ended.stdout)
+        .context("cannot read its status, perhaps because it has another version than this plugin")
 }
 
 #[cfg(test)]
@@ -133,15 +123,6 @@ mod tests {
     #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
     use super::*;
-
-    #[test]
-    fn the_nodes_of_the_pods_are_asked_also_those_without_an_agent() {
-        let of = |text: &str| text.to_owned();
-        let agents = [(of("a"), Some(of("agent-a"))), (of("b"), None), (of("c"), Some(of("agent-c")))];
-        let nodes = ["a", "b", "d"].map(of);
-        let asked = [(of("a"), Some(of("agent-a"))), (of("b"), None), (of("d"), None)];
-        assert_eq!(pairs(nodes.into(), agents.into()), asked);
-    }
 
     #[test]
     fn only_the_silence_of_all_nodes_is_a_failure() {

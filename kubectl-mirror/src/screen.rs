@@ -1,43 +1,97 @@
 //! Output for people and for programs. [`Screen`] repeats it: on a terminal, each text is drawn over the one before;
 //! otherwise those that have changed follow one another.
 
-use std::io::{self, IsTerminal as _, Write as _};
+use std::{
+    ffi::OsStr,
+    io::{self, IsTerminal as _, Write as _},
+};
 
 use anyhow::Context as _;
+use clap::{
+    Arg, Command,
+    builder::{PossibleValue, PossibleValuesParser, StringValueParser, TypedValueParser},
+};
 use serde::Serialize;
 
-use crate::{cli::Output, print};
+use crate::{jsonpath::Template, print};
+
+/// Output formats of kubectl. Each command has some of them.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) enum Output {
+    Json,
+    Yaml,
+    /// The resource and the name of each object.
+    Name,
+    /// A table with more columns, and every pod that is not covered.
+    Wide,
+    Jsonpath(Template),
+}
+
+/// The format that is followed by a template.
+pub(crate) const JSONPATH: &str = "jsonpath=";
+
+#[derive(Debug, Clone)]
+pub(crate) struct Formats(pub(crate) &'static [&'static str]);
+
+impl TypedValueParser for Formats {
+    type Value = Output;
+
+    fn parse_ref(&self, of: &Command, arg: Option<&Arg>, value: &OsStr) -> Result<Output, clap::Error> {
+        if value.to_string_lossy().starts_with(JSONPATH) {
+            let template = |text: String| Template::parse(text.strip_prefix(JSONPATH).unwrap_or_default());
+            return StringValueParser::new()
+                .try_map(template)
+                .map(Output::Jsonpath)
+                .parse_ref(of, arg, value);
+        }
+        let format = |name: String| match name.as_str() {
+            "json" => Output::Json,
+            "yaml" => Output::Yaml,
+            "name" => Output::Name,
+            _ => Output::Wide,
+        };
+        PossibleValuesParser::new(self.0).map(format).parse_ref(of, arg, value)
+    }
+
+    fn possible_values(&self) -> Option<Box<dyn Iterator<Item = PossibleValue> + '_>> {
+        Some(Box::new(self.0.iter().map(PossibleValue::new)))
+    }
+}
 
 /// Escape sequences of a terminal: go to the upper left corner, clear the rest of the line, and all below.
 const HOME: &str = "\x1b[H";
 const REST_OF_LINE: &str = "\x1b[K";
 const REST: &str = "\x1b[J";
 
-/// The state of the output.
 #[derive(Debug)]
 pub(crate) struct Screen {
     /// Each text replaces the one before.
     pub(crate) is_redrawn: bool,
     /// The separator between two texts that follow one another.
     between: &'static str,
+    /// The message instead of an empty text.
+    nothing: String,
     last: Option<String>,
     is_begun: bool,
 }
 
 impl Screen {
-    /// `between` separates two texts, if they are repeated.
-    pub(crate) fn new(between: &'static str, is_repeated: bool) -> Self {
+    /// A screen for a list in a namespace, or in all.
+    pub(crate) fn new(is_repeated: bool, output: Option<&Output>, scope: Option<&str>) -> Self {
         // A Windows console may print the escape sequences as text.
         let is_redrawn = cfg!(unix) && is_repeated && io::stdout().is_terminal();
-        Self { is_redrawn, between, last: None, is_begun: false }
+        let (between, nothing) = match (output, scope) {
+            (Some(Output::Jsonpath(_)), _) => ("", String::new()),
+            (Some(Output::Yaml), _) => ("---\n", String::new()),
+            (_, Some(namespace)) => ("\n", format!("No resources found in {namespace} namespace.\n")),
+            (_, None) => ("\n", "No resources found\n".to_owned()),
+        };
+        Self { is_redrawn, between, nothing, last: None, is_begun: false }
     }
 
-    /// Prints a text. An empty table of this namespace, or of all, is a message.
-    pub(crate) fn show(&mut self, text: &str, scope: Option<&str>) -> anyhow::Result<()> {
+    pub(crate) fn show(&mut self, text: &str) -> anyhow::Result<()> {
         if self.is_redrawn {
-            let nothing = nothing(scope);
-            let text = if text.is_empty() { nothing.as_str() } else { text };
-            return print(&drawn(text));
+            return print(&drawn(if text.is_empty() { &self.nothing } else { text }));
         }
         if self.last.as_deref() == Some(text) {
             return Ok(());
@@ -45,19 +99,11 @@ impl Screen {
         self.last = Some(text.to_owned());
         if text.is_empty() {
             // A failure to print cannot be reported.
-            let _ = io::stderr().write_all(nothing(scope).as_bytes());
+            let _ = io::stderr().write_all(self.nothing.as_bytes());
             return Ok(());
         }
         let between = if std::mem::replace(&mut self.is_begun, true) { self.between } else { "" };
         print(&format!("{between}{text}"))
-    }
-}
-
-/// kubectl's message about a list without objects.
-fn nothing(scope: Option<&str>) -> String {
-    match scope {
-        Some(namespace) => format!("No resources found in {namespace} namespace.\n"),
-        None => "No resources found\n".to_owned(),
     }
 }
 
@@ -67,11 +113,25 @@ fn drawn(text: &str) -> String {
     format!("{HOME}{lines}{REST}")
 }
 
-/// An object in JSON, or else in YAML.
-pub(crate) fn object(object: &impl Serialize, output: Output) -> anyhow::Result<String> {
+/// An object in JSON, by a template, or else in YAML.
+pub(crate) fn object(object: &impl Serialize, output: &Output) -> anyhow::Result<String> {
     match output {
         Output::Json => Ok(serde_json::to_string_pretty(object).context("cannot write JSON")? + "\n"),
+        Output::Jsonpath(template) => {
+            Ok(template.text(&serde_json::to_value(object).context("cannot write JSON")?))
+        }
         _ => serde_saphyr::to_string(object).context("cannot write YAML"),
+    }
+}
+
+/// The first `most` names, and the number of the remaining ones.
+pub(crate) fn named(names: impl IntoIterator<Item = impl AsRef<str>>, most: usize) -> String {
+    let mut names = names.into_iter();
+    let first: Vec<_> = names.by_ref().take(most).collect();
+    let first = first.iter().map(AsRef::as_ref).collect::<Vec<_>>().join(", ");
+    match names.count() {
+        0 => first,
+        more => format!("{first} and {more} more"),
     }
 }
 

@@ -16,10 +16,10 @@ use serde_json::{Value, json};
 use tokio::time::sleep;
 
 use crate::{
-    cli::{Output, StatusArgs},
+    cli::StatusArgs,
     cluster::Cluster,
     resource::Resource,
-    screen::{Screen, age, object},
+    screen::{Output, Screen, age, object},
 };
 
 /// The interval of `--watch`.
@@ -27,34 +27,31 @@ const PACE: Duration = Duration::from_secs(2);
 
 /// Prints the objects, once or repeatedly until Ctrl-C.
 pub(crate) async fn status(args: StatusArgs, cluster: &Cluster) -> anyhow::Result<()> {
+    let shown = async {
+        let mut screen = Screen::new(args.watch, args.output.as_ref(), cluster.scope(args.all_namespaces));
+        loop {
+            screen.show(&look(&args, cluster).await?)?;
+            if !args.watch {
+                return Ok(());
+            }
+            sleep(PACE).await;
+        }
+    };
     tokio::select! {
-        outcome = show(&args, cluster) => outcome,
+        outcome = shown => outcome,
         _ = tokio::signal::ctrl_c() => Ok(()),
     }
 }
 
-async fn show(args: &StatusArgs, cluster: &Cluster) -> anyhow::Result<()> {
-    let between = if args.output == Some(Output::Yaml) { "---\n" } else { "\n" };
-    let mut screen = Screen::new(between, args.watch);
-    loop {
-        screen.show(&look(args, cluster).await?, cluster.scope(args.all_namespaces))?;
-        if !args.watch {
-            return Ok(());
-        }
-        sleep(PACE).await;
-    }
-}
-
-/// Returns the present objects, in the requested format.
+/// The present objects, in the requested format.
 async fn look(args: &StatusArgs, cluster: &Cluster) -> anyhow::Result<String> {
-    let Cluster { client, namespace, .. } = cluster;
     let (mirrors, of_cluster) = match args.all_namespaces {
-        true => (listed::<Mirror>(Api::all(client.clone())).await?, listed(Api::all(client.clone())).await?),
-        false => (listed(Api::namespaced(client.clone(), namespace)).await?, Vec::new()),
+        true => (listed::<Mirror>(cluster.all()).await?, listed(cluster.all()).await?),
+        false => (listed(cluster.own()).await?, Vec::new()),
     };
     let objects: Vec<_> =
         of_cluster.iter().map(Resource::from).chain(mirrors.iter().map(Resource::from)).collect();
-    match args.output {
+    match &args.output {
         None | Some(Output::Wide) => {
             Ok(table(&objects, args.all_namespaces, args.output.is_some(), Timestamp::now()))
         }
@@ -230,20 +227,5 @@ mod tests {
             "{wide}"
         );
         assert_eq!(shown(&[], true, true), "");
-    }
-
-    #[test]
-    fn programs_get_the_objects_as_a_list() {
-        let list = list(&[], &mirrors()[..1]).unwrap();
-        assert_eq!((&list["apiVersion"], &list["kind"]), (&json!("v1"), &json!("List")));
-        let object = &list["items"][0];
-        assert_eq!(
-            (&object["apiVersion"], &object["kind"]),
-            (&json!("podmirror.io/v1alpha1"), &json!("Mirror"))
-        );
-        assert_eq!(
-            (&object["spec"]["targetRef"]["name"], &object["status"]["pods"]["covered"]),
-            (&json!("ids"), &json!(4))
-        );
     }
 }

@@ -77,7 +77,9 @@ const PROGRESS: Duration = Duration::from_secs(1);
 pub(crate) async fn tail(args: TailArgs, cluster: &Cluster) -> anyhow::Result<ExitCode> {
     let is_stdout = args.write == Path::new("-");
     if is_stdout && io::stdout().is_terminal() {
-        bail!("packets are not for a terminal: use --write FILE, or a pipe, as in `... | wireshark -k -i -`");
+        bail!(
+            "packets are not written to a terminal: use --write FILE, or a pipe, as in `... | wireshark -k -i -`"
+        );
     }
     // First, so that from here on Ctrl-C leads to an orderly end.
     let mut stop = stop_signals()?;
@@ -210,7 +212,7 @@ impl<'c> Tail<'c> {
                 }
                 _ = progress.tick(), if is_shown => self.show(),
             }
-            self.pour();
+            self.pour(PENDING);
             if pods.is_none() && self.readers.is_empty() {
                 return Ok(());
             }
@@ -219,19 +221,15 @@ impl<'c> Tail<'c> {
 
     /// Updates the pods: connects to the agents of their nodes.
     fn meet(&mut self, seen: Seen) {
-        for line in seen.news_since(&self.seen) {
-            tell(&line);
-        }
-        for node in seen.nodes() {
-            self.connect(node);
-        }
+        seen.news_since(&self.seen).iter().for_each(|line| tell(line));
+        seen.nodes().into_iter().for_each(|node| self.connect(node));
         self.seen = seen;
     }
 
     /// Processes an event of an agent's stream.
-    fn take(&mut self, News { stream: id, what }: News) {
+    fn take(&mut self, (id, what): News) {
         match what {
-            What::Began { node } => {
+            What::Began(node) => {
                 self.merge.open(id);
                 self.streams.insert(id, Stream { node, blocks: Blocks::default(), is_empty: true });
             }
@@ -249,14 +247,14 @@ impl<'c> Tail<'c> {
                 let is_empty = self.link.no_follow && stream.is_some_and(|stream| stream.is_empty);
                 self.past.missing += usize::from(is_empty);
                 let why = is_cut.then_some("it ended within a block");
-                self.end(id, why.or(is_empty.then_some("the agent has sent nothing, and its log says why")));
+                self.end(id, why.or(is_empty.then_some("the agent sent nothing; see its log")));
             }
         }
     }
 
     fn take_blocks(&mut self, id: StreamId) -> Result<(), &'static str> {
         let Some(Stream { node, blocks, .. }) = self.streams.get_mut(&id) else { return Ok(()) };
-        while let Some(block) = blocks.next().map_err(|blocks::Malformed(why)| why)? {
+        while let Some(block) = blocks.next()? {
             match block {
                 Block::Section(message) => {
                     tell(&format!("node {node}: {}", printable(&message)));
@@ -283,14 +281,14 @@ impl<'c> Tail<'c> {
     fn end(&mut self, id: StreamId, why: Option<&str>) {
         self.merge.close(id);
         if let Some((Stream { node, .. }, why)) = self.streams.remove(&id).zip(why) {
-            tell(&format!("the stream of node {node} cannot be read on: {why}"));
+            tell(&format!("cannot read more of the stream of node {node}: {why}"));
         }
     }
 
-    /// Passes the packets that need not wait any more to the sink.
-    fn pour(&mut self) {
+    /// Passes packets that need not wait any more to the sink, while fewer than `most` bytes wait there.
+    fn pour(&mut self, most: usize) {
         let now = self.began.elapsed();
-        while self.pending.len() < PENDING
+        while self.pending.len() < most
             && let Some(block) = self.merge.pop(now)
         {
             self.pending.extend_from_slice(&block);
@@ -327,24 +325,18 @@ impl<'c> Tail<'c> {
         for id in std::mem::take(&mut self.streams).into_keys().chain(0..self.nodes.len() as StreamId) {
             self.merge.close(id);
         }
-        let now = self.began.elapsed();
-        while let Some(block) = self.merge.pop(now) {
-            self.pending.extend_from_slice(&block);
-        }
+        self.pour(usize::MAX);
         let now_ns = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_nanos();
-        let counted = self.combined.end(u64::try_from(now_ns).unwrap_or(u64::MAX), &mut self.pending);
+        let now_ns = u64::try_from(now_ns).unwrap_or(u64::MAX);
+        let (lines, is_whole) = self.combined.end(now_ns, self.packets, self.nodes.len(), &mut self.pending);
         let written = self.sink.finish(std::mem::take(&mut self.pending), LAST_READ).await;
-        self.past.is_cut = is_stopped || !counted.is_whole();
+        self.past.is_cut = is_stopped || !is_whole;
         if is_late {
-            tell(
-                "not all agents have ended their streams in time: what they counted last is not in the file",
-            );
+            tell("not all agents ended their streams in time, so the file lacks their last counters");
         }
-        for line in counted.lines(self.packets, self.nodes.len()) {
-            tell(&line);
-        }
+        lines.iter().for_each(|line| tell(line));
         if self.nodes.is_empty() {
-            tell(&format!("there was no such pod on any node in namespace {}", self.cluster.namespace));
+            tell(&format!("no such pod was on any node in namespace {}", self.cluster.namespace));
         }
         written
     }

@@ -30,16 +30,21 @@ pub(crate) async fn top(args: TopArgs, cluster: &Cluster) -> anyhow::Result<()> 
 
 async fn show(args: &TopArgs, cluster: &Cluster) -> anyhow::Result<()> {
     let (begun, scope) = (Instant::now(), cluster.scope(args.all_namespaces));
-    let mut screen = Screen::new("\n", args.watch);
+    let mut screen = Screen::new(args.watch, None, scope);
     let mut then = None::<BTreeMap<String, Look>>;
     let mut told = Vec::new();
     loop {
         let answers = nodes::ask(cluster, scope).await?;
         let asked = answers.len();
-        let (now, unanswered) = looks(answers, begun, scope);
+        let (mut now, mut unanswered) = (BTreeMap::new(), Vec::new());
+        for Answer { node, at, status } in answers {
+            match status {
+                Ok(status) => drop(now.insert(node, Look::new(at.duration_since(begun), status, scope))),
+                Err(why) => unanswered.push(Unanswered { node, why }),
+            }
+        }
         if let Some(then) = &then {
-            let table = rates::table(&rates::rows(then, &now), args.rows);
-            screen.show(&table, scope)?;
+            screen.show(&rates::table(&rates::rows(then, &now), args.rows))?;
         }
         // Earlier messages are still visible if the screen is not drawn over.
         let news = if screen.is_redrawn || unanswered != told { unanswered.as_slice() } else { &[] };
@@ -55,20 +60,4 @@ async fn show(args: &TopArgs, cluster: &Cluster) -> anyhow::Result<()> {
         then.get_or_insert_default().extend(now);
         sleep(PACE).await;
     }
-}
-
-/// The readings of the nodes, and the nodes that have not answered.
-fn looks(
-    answers: Vec<Answer>,
-    begun: Instant,
-    scope: Option<&str>,
-) -> (BTreeMap<String, Look>, Vec<Unanswered>) {
-    let (mut looks, mut unanswered) = (BTreeMap::new(), Vec::new());
-    for Answer { node, at, status } in answers {
-        match status {
-            Ok(status) => drop(looks.insert(node, Look::new(at.duration_since(begun), status, scope))),
-            Err(why) => unanswered.push(Unanswered { node, why }),
-        }
-    }
-    (looks, unanswered)
 }

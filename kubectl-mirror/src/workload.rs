@@ -1,7 +1,6 @@
 //! Workloads: parses the words that name pods, and finds the pods that the cluster selects for them.
 //!
-//! A workload is resolved to its selector and not to its pods, so later pods are included. Used by all commands with a
-//! workload.
+//! A workload is resolved to its selector and not to its pods, so later pods are included.
 
 use std::fmt;
 
@@ -32,7 +31,6 @@ pub(crate) const TYPES: [Type; 8] = [
     Type { names: &["svc", "service", "services"], group: "", kind: "Service" },
 ];
 
-/// A type of objects.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Type {
     /// Its names, the plural last.

@@ -192,8 +192,8 @@ impl Control {
     }
 }
 
-/// The settings of a capture.
-fn parse(asked: &BTreeMap<String, String>) -> anyhow::Result<Settings> {
+/// Reads the settings of a capture, as a request has them.
+pub fn parse(asked: &BTreeMap<String, String>) -> anyhow::Result<Settings> {
     let mut settings = Settings::default();
     for (key, value) in asked {
         let known = KEYS.into_iter().find(|known| known == key);

@@ -12,6 +12,7 @@ mod lease;
 mod tell;
 
 use std::{
+    borrow::Cow,
     collections::BTreeSet,
     convert::Infallible,
     fmt::Debug,
@@ -129,10 +130,10 @@ pub async fn run(
 
 /// Watches the objects and writes the statuses, forever.
 async fn sum_up(client: &Client, holder: &str, metrics: &ControllerMetrics) -> Infallible {
-    let mut nodes = pin!(watch::<DeserializeGuard<MirrorNode>>(client, Config::default()));
-    let mut mirrors = pin!(watch::<Object<Mirror>>(client, of_strangers()));
-    let mut cluster_mirrors = pin!(watch::<Object<ClusterMirror>>(client, of_strangers()));
-    let mut mirror_targets = pin!(watch::<Object<MirrorTarget>>(client, of_strangers()));
+    let mut nodes = pin!(watch::<DeserializeGuard<MirrorNode>>(client, Config::default(), metrics));
+    let mut mirrors = pin!(watch::<Object<Mirror>>(client, of_strangers(), metrics));
+    let mut cluster_mirrors = pin!(watch::<Object<ClusterMirror>>(client, of_strangers(), metrics));
+    let mut mirror_targets = pin!(watch::<Object<MirrorTarget>>(client, of_strangers(), metrics));
     let (mut of_nodes, mut of_mirrors, mut of_cluster) = (Listed::new(), Listed::new(), Listed::new());
     let mut of_targets = Listed::new();
     let mut books = Books { mirrors: Book::new(), targets: Book::new() };
@@ -162,13 +163,14 @@ async fn sum_up(client: &Client, holder: &str, metrics: &ControllerMetrics) -> I
             }
             () = sleep_until(due.unwrap_or(next_tick)), if due.is_some() => {
                 let is_target = due_target.is_some_and(|target| due_mirror.is_none_or(|mirror| target < mirror));
-                let (outcome, pause) = if is_target {
+                let began = Instant::now();
+                let (written, pause) = if is_target {
                     (write_target(client, &mut books.targets).await, &mut pause_targets)
                 } else {
                     (write_mirror(client, &mut books.mirrors, holder).await, &mut pause_mirrors)
                 };
-                if let Some(outcome) = outcome {
-                    metrics.written(outcome == Outcome::Written);
+                if let Some((kind, outcome)) = written {
+                    metrics.written(&kind, outcome == Outcome::Written, began.elapsed());
                     pause.note(outcome);
                 }
             }
@@ -210,7 +212,11 @@ struct Books {
 }
 
 /// The stream of the objects of one kind.
-fn watch<K>(client: &Client, config: Config) -> impl Stream<Item = Event<K>> + use<K>
+fn watch<'m, K>(
+    client: &Client,
+    config: Config,
+    metrics: &'m ControllerMetrics,
+) -> impl Stream<Item = Event<K>> + use<'m, K>
 where
     K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Send + 'static,
 {
@@ -224,6 +230,7 @@ where
                 Some(event)
             }
             Err(error) => {
+                metrics.watch_restart(&K::plural(&()));
                 let error = mirror_client::in_words(&error);
                 if told.as_ref() != Some(&error) {
                     warn!(kind = %K::kind(&()), error, "cannot watch these objects; the controller retries");
@@ -327,11 +334,14 @@ enum Outcome {
     Away,
 }
 
+/// The kind of an object, and the outcome of the write of its status.
+type Written = (Cow<'static, str>, Outcome);
+
 /// Writes the next status of a Mirror or ClusterMirror, if one is due.
-async fn write_mirror(client: &Client, book: &mut Book<Mirrors>, holder: &str) -> Option<Outcome> {
+async fn write_mirror(client: &Client, book: &mut Book<Mirrors>, holder: &str) -> Option<Written> {
     let write = book.due(Instant::now(), Timestamp::now())?;
     let Write { key: kinds::Key { namespace, name }, .. } = &write;
-    let outcome = match namespace {
+    let (kind, outcome) = match namespace {
         Some(namespace) => put(Api::<Mirror>::namespaced(client.clone(), namespace), name, &write).await,
         None => put(Api::<ClusterMirror>::all(client.clone()), name, &write).await,
     };
@@ -339,19 +349,19 @@ async fn write_mirror(client: &Client, book: &mut Book<Mirrors>, holder: &str) -
     if outcome == Outcome::Written {
         tell(client, &write, holder).await;
     }
-    Some(outcome)
+    Some((kind, outcome))
 }
 
 /// Writes the next status of a MirrorTarget, if one is due.
-async fn write_target(client: &Client, book: &mut Book<Targets>) -> Option<Outcome> {
+async fn write_target(client: &Client, book: &mut Book<Targets>) -> Option<Written> {
     let write = book.due(Instant::now(), Timestamp::now())?;
-    let outcome = put(Api::<MirrorTarget>::all(client.clone()), &write.key, &write).await;
+    let (kind, outcome) = put(Api::<MirrorTarget>::all(client.clone()), &write.key, &write).await;
     book.note(&write, outcome == Outcome::Written, Instant::now());
-    Some(outcome)
+    Some((kind, outcome))
 }
 
 /// Writes the status of the object with this name and UID.
-async fn put<K>(api: Api<K>, name: &str, write: &Write<K::Book>) -> Outcome
+async fn put<K>(api: Api<K>, name: &str, write: &Write<K::Book>) -> Written
 where
     K: Watched + DeserializeOwned,
     <K::Book as Summed>::Status: Serialize,
@@ -362,7 +372,7 @@ where
     });
     let (parameters, object) = (PatchParams::apply(MANAGER).force(), Patch::Apply(object));
     let (outcome, error) = match timeout(PATIENCE, api.patch_status(name, &parameters, &object)).await {
-        Ok(Ok(_)) => return Outcome::Written,
+        Ok(Ok(_)) => return (K::kind(&()), Outcome::Written),
         // 404: deleted. 409: another object has its name. 400, 422: the CRD is of another version.
         Ok(Err(kube::Error::Api(status))) if matches!(status.code, 400 | 404 | 409 | 422) => {
             (Outcome::Refused, status.message)
@@ -372,7 +382,7 @@ where
     };
     let (kind, key) = (K::kind(&()), &write.key);
     warn!(%kind, ?key, error, "cannot write a status; the controller retries");
-    outcome
+    (kind, outcome)
 }
 
 /// Posts the Events that follow from a written status. A rejected Event is not retried: the status has the same

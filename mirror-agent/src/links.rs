@@ -37,7 +37,10 @@ use std::{
 use mirror_common::verdict::Direction;
 use mirror_core::{coverage::Carried, destination::Destination};
 
-pub use self::drops::drops;
+pub use self::{
+    drops::drops,
+    list::{device, messages},
+};
 use crate::model::{IfIndex, LinkChange, LinkSnapshot, NetnsId, TargetName};
 
 /// The network namespace of the calling thread.

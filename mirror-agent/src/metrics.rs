@@ -5,6 +5,7 @@
 //! This module cannot change any mirror. The metrics of the controller are in [`controller`].
 
 pub mod controller;
+mod maps;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -12,17 +13,15 @@ use std::{
     time::Duration,
 };
 
-use mirror_common::{
-    abi::MAX_SESSIONS,
-    verdict::{Direction, Misfit},
-};
+use mirror_common::verdict::Direction;
 use prometheus::{
-    Histogram, HistogramOpts, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry, TextEncoder,
+    Histogram, HistogramOpts, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry, TextEncoder,
     core::Collector, process_collector::ProcessCollector,
 };
 
+use self::maps::{register_rings, register_state};
 use crate::{
-    dataplane::readout::{MisfitCount, Reader, Readout, SessionReadout, TapReadout, drops},
+    dataplane::readout::{Reader, drops},
     model::{Op, Owner},
     report::{NicCoverage, Report, Reports},
 };
@@ -33,8 +32,6 @@ pub const CONTENT_TYPE: &str = prometheus::TEXT_FORMAT;
 /// Histogram bounds in seconds: one hook takes milliseconds, a round on a full node some seconds.
 const SECONDS: [f64; 15] =
     [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0];
-/// Labels of the packet counters.
-const PACKET_LABELS: [&str; 7] = ["namespace", "pod", "nic", "mirror", "target", "direction", "result"];
 
 /// The counters that the loop and the source of pods increment.
 #[derive(Debug, Clone)]
@@ -132,11 +129,14 @@ impl Metrics {
     /// Returns the text of all metrics, with the present values.
     pub fn text(&self) -> anyhow::Result<String> {
         let now = Registry::new();
-        let mut readout = self.maps.lock().unwrap_or_else(PoisonError::into_inner).read()?;
+        let mut maps = self.maps.lock().unwrap_or_else(PoisonError::into_inner);
+        let (mut readout, rings) = (maps.read()?, maps.ring_fills()?);
+        drop(maps);
         if !self.has_pods {
             readout.taps.iter_mut().for_each(|tap| without_names(&mut tap.owner));
         }
         register_state(&now, &readout, &drops()?)?;
+        register_rings(&now, &rings)?;
         register_report(&now, &self.reports.borrow(), self.has_pods)?;
         let families = [now.gather(), self.counted.gather()].concat();
         Ok(TextEncoder::new().encode_to_string(&families)?)
@@ -157,7 +157,7 @@ fn of_process() -> prometheus::Result<Registry> {
     let registry = Registry::new();
     registry.register(Box::new(ProcessCollector::for_self()))?;
     let build = IntGaugeVec::new(
-        Opts::new("podmirror_build_info", "1, and the version of the program."),
+        Opts::new("podmirror_build_info", "Always 1; the labels are the version of the program."),
         &["version", "revision"],
     )?;
     build.with_label_values(&[env!("CARGO_PKG_VERSION"), env!("PODMIRROR_REVISION")]).set(1);
@@ -177,127 +177,6 @@ fn gauge(registry: &Registry, name: &str, help: &str, value: usize) -> prometheu
     let gauge = IntGauge::new(name, help)?;
     gauge.set(i64::try_from(value).unwrap_or(i64::MAX));
     register(registry, &gauge)
-}
-
-/// The counters of copies whose length is not as requested: packets, and the bytes by which they differ.
-fn misfit_counters(misfit: Misfit) -> prometheus::Result<[IntCounterVec; 2]> {
-    let (copies, bytes) = match misfit {
-        Misfit::Cut => (
-            "Truncated copies: they contain less of the packet than requested.",
-            "Bytes that were cut off these copies.",
-        ),
-        Misfit::Long => ("Copies that are longer than the snap length.", "Bytes of these copies beyond it."),
-    };
-    let counters = |unit, help| {
-        let name = format!("podmirror_{}_{unit}_total", misfit.name());
-        let labels = PACKET_LABELS.split_last().map_or(&[][..], |(_, labels)| labels);
-        IntCounterVec::new(Opts::new(name, help), labels)
-    };
-    Ok([counters("packets", copies)?, counters("bytes", bytes)?])
-}
-
-/// Registers the values from the maps. `drops`: the packets dropped by the targets' devices, by device name.
-fn register_state(
-    registry: &Registry,
-    readout: &Readout,
-    drops: &BTreeMap<String, u64>,
-) -> prometheus::Result<()> {
-    let Readout { targets, taps, copied_again } = readout;
-    let packets = IntCounterVec::new(
-        Opts::new("podmirror_packets_total", "Packets that a session has seen, by result."),
-        &PACKET_LABELS,
-    )?;
-    let bytes = IntCounterVec::new(
-        Opts::new("podmirror_bytes_total", "Bytes of those packets, with their link-layer headers."),
-        &PACKET_LABELS,
-    )?;
-    let [cut, long] = Misfit::ALL.map(misfit_counters);
-    let misfits = BTreeMap::from([(Misfit::Cut, cut?), (Misfit::Long, long?)]);
-    let mut ended = 0;
-    let mut networks = BTreeMap::new();
-    for TapReadout { owner, sessions, .. } in taps {
-        let (namespace, pod) = owner.pod.as_ref().map_or(("", ""), |pod| (&pod.namespace, &pod.name));
-        // A capture would be a new series each time. The program that reads it shows its counters.
-        let mut mirrors = sessions.iter().filter(|session| !session.mirror.0.is_capture()).peekable();
-        if let (Some(network), Some(_)) = (&owner.network, mirrors.peek()) {
-            networks.insert([namespace, pod, &owner.nic], network);
-        }
-        for SessionReadout { mirror, session, ended: budget, counts, misfits: of, .. } in mirrors {
-            ended += usize::from(budget.is_some());
-            let (mirror, target) = (mirror.0.as_str(), session.target.0.as_str());
-            for count in counts {
-                // A pod and its successor of the same name may both exist for a moment: they share one series, whose
-                // value is their sum.
-                let (direction, verdict) = (count.direction.name(), count.verdict.name());
-                let labels = [namespace, pod, &owner.nic, mirror, target, direction, verdict];
-                packets.with_label_values(&labels).inc_by(count.packets);
-                bytes.with_label_values(&labels).inc_by(count.bytes);
-            }
-            for MisfitCount { direction, misfit, packets, bytes } in of {
-                let labels = [namespace, pod, &owner.nic, mirror, target, direction.name()];
-                for (counters, by) in misfits.get(misfit).into_iter().flatten().zip([packets, bytes]) {
-                    counters.with_label_values(&labels).inc_by(*by);
-                }
-            }
-        }
-    }
-    register(registry, &packets)?;
-    register(registry, &bytes)?;
-    let again = IntCounter::new(
-        "podmirror_copied_again_total",
-        "Packets that a second tap has copied to the same target: translated on the node (a Service, NAT), or not recognised.",
-    )?;
-    again.inc_by(*copied_again);
-    register(registry, &again)?;
-    misfits.values().flatten().try_for_each(|counters| register(registry, counters))?;
-    // Most NICs have no network annotation, so it is not a label of the counters.
-    let info = IntGaugeVec::new(
-        Opts::new("podmirror_nic_info", "1, and the network of a NIC, as the pod's annotation says."),
-        &["namespace", "pod", "nic", "network"],
-    )?;
-    for ([namespace, pod, nic], network) in networks {
-        info.with_label_values(&[namespace, pod, nic, network]).set(1);
-    }
-    register(registry, &info)?;
-    let up = IntGaugeVec::new(
-        Opts::new("podmirror_target_up", "1 if a device, pod or tunnel accepts copies, else 0."),
-        &["target", "destination"],
-    )?;
-    let readers = IntGaugeVec::new(
-        Opts::new("podmirror_stream_readers", "Programs that read a stream: 0 or 1."),
-        &["target"],
-    )?;
-    let dropped = IntCounterVec::new(
-        Opts::new(
-            "podmirror_target_dropped_frames_total",
-            "Frames that the device of a target has accepted and dropped, copies and others.",
-        ),
-        &["target", "destination"],
-    )?;
-    for (name, target) in targets.iter().filter(|(name, _)| !name.0.is_capture()) {
-        let (name, destination) = (name.0.as_str(), target.destination().to_string());
-        let Some(device) = target.device() else {
-            readers.with_label_values(&[name]).set(target.is_up().into());
-            continue;
-        };
-        let labels = [name, &destination];
-        up.with_label_values(&labels).set(target.is_up().into());
-        if let Some(count) = drops.get(&device.device) {
-            dropped.with_label_values(&labels).inc_by(*count);
-        }
-    }
-    register(registry, &up)?;
-    register(registry, &readers)?;
-    register(registry, &dropped)?;
-    let sessions = taps.iter().map(|tap| tap.sessions.len()).sum();
-    gauge(registry, "podmirror_sessions", "Sessions of all taps, captures included.", sessions)?;
-    gauge(registry, "podmirror_sessions_max", "Sessions that a node can have.", MAX_SESSIONS as usize)?;
-    gauge(
-        registry,
-        "podmirror_ended_sessions",
-        "Sessions whose budget of time, packets or bytes is used up.",
-        ended,
-    )
 }
 
 /// Registers the values from the report of the last round. `has_pods`: see [`Metrics::new`].
@@ -324,7 +203,12 @@ fn register_report(registry: &Registry, report: &Report, has_pods: bool) -> prom
         found: _,
     } = report;
     gauge(registry, "podmirror_taps_desired", "NICs that should have a tap.", *wanted)?;
-    gauge(registry, "podmirror_taps", "Those of them whose tap is attached.", *attached)?;
+    gauge(
+        registry,
+        "podmirror_taps",
+        "NICs whose tap is attached, of those that should have one.",
+        *attached,
+    )?;
     let pods = IntGaugeVec::new(
         Opts::new(
             "podmirror_pods_not_mirrored",

@@ -68,9 +68,10 @@ const RETRY: Duration = Duration::from_secs(30);
 /// Pause after `accept` failed, for example because descriptors or memory ran out.
 const PAUSE: Duration = Duration::from_millis(100);
 
+/// The request of a client.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Request {
+pub struct Request {
     /// Namespace and name of the Mirror.
     mirror: String,
     /// The key; the Mirror contains its SHA-256.
@@ -87,7 +88,7 @@ struct Request {
 
 impl Request {
     /// Returns the requested Mirror if the key matches.
-    fn admitted(&self, report: &Report) -> Option<(ResourceId, Keyed)> {
+    pub fn admitted(&self, report: &Report) -> Option<(ResourceId, Keyed)> {
         let (namespace, name) = self.mirror.split_once('/')?;
         let id = ResourceId { namespace: Some(namespace.to_owned()), name: name.parse().ok()? };
         let keyed = report.streams.get(&id)?;

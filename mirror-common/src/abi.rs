@@ -364,10 +364,10 @@ pub struct Delivery {
     pub hub: u32,
     /// The return code of the relay hub's clone to the target; valid with [`HUB_PASSED`].
     pub code: i32,
-    /// Bytes of the requested length that the copy lacks, because the target has no room for them.
-    pub missing: u32,
-    /// Bytes of the copy beyond the snap length, because the kernel cuts no packet within its headers.
-    pub excess: u32,
+    /// Length of the packet, if the second stage has delivered the copy; otherwise 0.
+    pub len: u32,
+    /// Length of the copy; valid with `len`.
+    pub kept: u32,
 }
 
 /// [`Delivery::uncut`]: the copy could not be cut or encapsulated.
@@ -416,11 +416,16 @@ pub struct Counter {
 }
 
 /// Value of the per-CPU array map `COUNTERS`, indexed by [`Session::id`]: one [`Counter`] for each direction and
-/// verdict since the session began, and one for each direction and [`Misfit`](crate::verdict::Misfit): the number of
-/// such copies, and the bytes by which they differ.
+/// verdict since the session began, and one for each direction and [`Misfit`](crate::verdict::Misfit): the number of such copies, and the bytes
+/// by which they differ.
+///
+/// [`Verdict::Copied`] counts the bytes of the copies, as they reach the target. Every number only grows, so a reader
+/// never sees a sum that is smaller than before.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct SessionCounters {
     /// `[Direction][Verdict]`.
     pub counters: [[Counter; Verdict::SLOTS]; Direction::COUNT],
+    /// Bytes of the copied packets that their copies lack.
+    pub removed: [u64; Direction::COUNT],
 }

@@ -52,6 +52,8 @@ pub struct Cloned {
     pub code: i64,
     /// The second stage could not cut the clone, and dropped it.
     pub is_uncut: bool,
+    /// Bytes of the packet that the clone lacks at the target.
+    pub removed: u32,
 }
 
 /// The inputs and the effects of the decision. The tap programs implement it with the kernel, the tests with a model.
@@ -78,8 +80,9 @@ pub trait Kernel {
     /// Clones the packet, with `tc_index` in the clone, to the device of the session's target. At that device the clone
     /// is cut to the session's snap length, and encapsulated if the device is a tunnel's.
     fn clone_to(&mut self, session: &Session, direction: Direction, target: Reach, tc_index: u16) -> Cloned;
-    /// Writes a record of the packet into the ring of the session's target.
-    fn record(&mut self, session: &Session, direction: Direction) -> Result<(), Verdict>;
+    /// Writes a record of the packet into the ring of the session's target. Returns the bytes of the packet that the
+    /// record lacks.
+    fn record(&mut self, session: &Session, direction: Direction) -> Result<u32, Verdict>;
     /// Writes `skb->tc_index` of the packet itself.
     fn set_tc_index(&mut self, tc_index: u16);
     /// Whether a marked packet is still the one that another hook copied: [`identity::stands_for`] of the last
@@ -91,8 +94,8 @@ pub trait Kernel {
     fn note_copy(&mut self, packet: Packet);
     /// Counts a packet that was copied in a form although its mark had that form already.
     fn count_again(&mut self);
-    /// Counts the packet for a session.
-    fn count(&mut self, session: &Session, direction: Direction, verdict: Verdict);
+    /// Counts the packet for a session. `removed`: the bytes of the packet that its copy lacks; 0 without a copy.
+    fn count(&mut self, session: &Session, direction: Direction, verdict: Verdict, removed: u32);
     /// 0, in a form that the kernel's verifier does not treat as a constant. Added to a number with few values, it
     /// keeps the verifier from exploring all sessions once for each value.
     fn zero(&mut self) -> u32 {
@@ -120,15 +123,15 @@ pub fn mirror<K: Kernel>(kernel: &mut K, packet: Packet, tap: &Tap) {
             break;
         }
         let session = &tap.sessions[place];
-        let verdict = match run(kernel, packet, direction, tap, session, copies) {
-            Ok(()) => {
+        let (verdict, removed) = match run(kernel, packet, direction, tap, session, copies) {
+            Ok(removed) => {
                 copies.forms |= session.mark as u64;
                 copies.sessions |= 1 << place;
-                Verdict::Copied
+                (Verdict::Copied, removed)
             }
-            Err(verdict) => verdict,
+            Err(verdict) => (verdict, 0),
         };
-        kernel.count(session, direction, verdict);
+        kernel.count(session, direction, verdict, removed);
     }
     let forms = copies.forms as u32;
     // A packet with a valid mark keeps the identity that the first hook noted.
@@ -157,7 +160,7 @@ struct Copies {
     sessions: u64,
 }
 
-/// Runs the packet through one session.
+/// Runs the packet through one session. Returns the bytes of the packet that its copy lacks.
 #[inline(always)]
 fn run<K: Kernel>(
     kernel: &mut K,
@@ -166,7 +169,7 @@ fn run<K: Kernel>(
     tap: &Tap,
     session: &Session,
     copies: Copies,
-) -> Result<(), Verdict> {
+) -> Result<u32, Verdict> {
     check_direction(packet, direction, session)?;
     filter_and_sample(kernel, tap, session)?;
     check_duplicate(session, copies)?;
@@ -187,7 +190,7 @@ fn run<K: Kernel>(
         kernel.record(session, direction)
     } else {
         let cloned = kernel.clone_to(session, direction, target, marks::of_copy(packet.tc_index));
-        outcome(cloned, target.flags)
+        outcome(cloned, target.flags).map(|()| cloned.removed)
     };
     if copied.is_err() && has_limits {
         kernel.give_back(tap, session, paid);
@@ -304,7 +307,7 @@ const ENETDOWN: i64 = 100;
 ///   queue that never gives this answer, such as pfifo: the agent may set the flag for such a device.
 #[inline(always)]
 pub const fn outcome(cloned: Cloned, target_flags: u32) -> Result<(), Verdict> {
-    let Cloned { code, is_uncut } = cloned;
+    let Cloned { code, is_uncut, .. } = cloned;
     if code == NET_XMIT_SUCCESS && !is_uncut {
         return Ok(());
     }

@@ -7,6 +7,7 @@
 #![forbid(unsafe_code)]
 
 pub mod abi;
+pub mod counters;
 pub mod decide;
 pub mod identity;
 pub mod limit;

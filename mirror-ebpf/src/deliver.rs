@@ -15,11 +15,12 @@ use aya_ebpf::{
 };
 use mirror_common::{
     abi::{
-        Counter, DROPPED_DOWN, DROPPED_UNCUT, Delivery, HUB_EXPECTED, HUB_NONE, HUB_PASSED, OVERSIZE_DROP,
+        DROPPED_DOWN, DROPPED_UNCUT, Delivery, HUB_EXPECTED, HUB_NONE, HUB_PASSED, OVERSIZE_DROP,
         OVERSIZE_FRAGMENT, OVERSIZE_SEGMENT, Session, TARGET_TUNNEL, TARGET_UP, Tunnel,
     },
+    decide::Cloned,
     packet::MAX_SNAPLEN,
-    verdict::{Direction, Misfit},
+    verdict::Direction,
 };
 
 use crate::{COUNTERS, TARGETS, tunnel};
@@ -36,15 +37,15 @@ const ETHERNET: u32 = 14;
 /// Halvings of a range of [`MAX_SNAPLEN`] bytes until one byte is left.
 const HALVINGS: u32 = MAX_SNAPLEN.ilog2() + 1;
 
-/// Announces a copy of a session's packet while `clone` makes it. Returns the code of the clone to the target, and
-/// whether the second stage failed to cut or encapsulate it. `by_exit`: the copy leaves a pod by its relay device.
+/// Announces a copy of a session's packet while `clone` makes it. The code returned is that of the clone to the target.
+/// `by_exit`: the copy leaves a pod by its relay device.
 #[inline(always)]
 pub(crate) fn announcing(
     session: &Session,
     direction: Direction,
     by_exit: bool,
     clone: impl FnOnce() -> i64,
-) -> (i64, bool) {
+) -> Cloned {
     let Session { serial, target, snaplen, key, .. } = *session;
     let announced = Delivery {
         snaplen,
@@ -55,16 +56,18 @@ pub(crate) fn announcing(
         direction: direction as u32,
         hub: if by_exit { HUB_EXPECTED } else { HUB_NONE },
         code: 0,
-        missing: 0,
-        excess: 0,
+        len: 0,
+        kept: 0,
     };
     // The map always has element 0. Without it `deliver` would not know the length, so no copy is made.
-    let Some(delivery) = DELIVERY.get_ptr_mut(0) else { return (0, true) };
+    let Some(delivery) = DELIVERY.get_ptr_mut(0) else {
+        return Cloned { code: 0, is_uncut: true, removed: 0 };
+    };
     // This tap sees a copy in transit: root in a pod can send one from its relay device to a NIC. A second announcement
     // would replace the first one, and the first tap would read the outcome of the second.
     // SAFETY: the element belongs to this CPU, and is valid for the whole program.
     if unsafe { (*delivery).target } != 0 {
-        return (-ENETDOWN, false);
+        return Cloned { code: -ENETDOWN, is_uncut: false, removed: 0 };
     }
     // SAFETY: as above.
     unsafe { *delivery = announced };
@@ -80,38 +83,43 @@ pub(crate) fn announcing(
         (_, true, HUB_PASSED) => i64::from(passed),
         (_, true, _) => -ENETDOWN,
     };
-    count_misfit(session.id, direction as u32, code as u32 | uncut);
-    (code, uncut == DROPPED_UNCUT)
+    let removed = note_delivered(session.id, direction as u32, code as u32 | uncut);
+    Cloned { code, is_uncut: uncut == DROPPED_UNCUT, removed }
 }
 
-/// Counts the copy that was announced last on this CPU, if the target accepted it (`failure` is 0) and its length is
-/// not what its session requests.
+/// Notes the length of the copy that was announced last on this CPU, if the target accepted it (`failure` is 0).
+/// Returns the bytes of the packet that the copy lacks.
 ///
 /// A global function, so that the verifier checks it once.
 #[unsafe(no_mangle)]
 #[inline(never)]
-extern "C" fn count_misfit(session: u32, direction: u32, failure: u32) -> u32 {
-    if failure == 0
-        && let Some(delivery) = DELIVERY.get(0)
-    {
-        count(session, direction, Misfit::Cut, delivery.missing);
-        count(session, direction, Misfit::Long, delivery.excess);
+extern "C" fn note_delivered(session: u32, direction: u32, failure: u32) -> u32 {
+    match DELIVERY.get(0) {
+        Some(&Delivery { snaplen, len, kept, .. }) if failure == 0 => {
+            note_copy(session, direction, len, wanted(snaplen), kept)
+        }
+        _ => 0,
     }
-    0
 }
 
-/// Counts a copy whose length differs by this many bytes from what its session requests.
+/// Notes the length of a copy, see [`SessionCounters::note_copy`](mirror_common::abi::SessionCounters::note_copy).
 #[inline(always)]
-pub(crate) fn count(session: u32, direction: u32, misfit: Misfit, by: u32) {
-    if by == 0 {
-        return;
+pub(crate) fn note_copy(session: u32, direction: u32, len: u32, wanted: u32, kept: u32) -> u32 {
+    // Most copies are whole.
+    if len == kept && len <= wanted {
+        return 0;
     }
-    let Some(counters) = COUNTERS.get_ptr_mut(session) else { return };
-    let direction = core::hint::black_box(direction) as usize & (Direction::COUNT - 1);
+    let Some(counters) = COUNTERS.get_ptr_mut(session) else { return 0 };
+    // The verifier must see the mask of the direction: it does not know the compiler's range analysis.
+    let direction = core::hint::black_box(direction);
     // SAFETY: the element belongs to this CPU, and nothing interrupts this program on it.
-    let Counter { packets, bytes } = unsafe { &mut (*counters).counters[direction][misfit as usize] };
-    *packets += 1;
-    *bytes += u64::from(by);
+    unsafe { (*counters).note_copy(direction, len, wanted, kept) }
+}
+
+/// The bytes of a copy that are requested at most, with this snap length.
+#[inline(always)]
+pub(crate) const fn wanted(snaplen: u32) -> u32 {
+    if snaplen == 0 { u32::MAX } else { snaplen }
 }
 
 /// Cuts an announced copy, and encapsulates it if its target is a tunnel. Drops the copy if the kernel cannot do that.
@@ -125,7 +133,7 @@ fn deliver(ctx: TcContext) -> i32 {
     if announced.target == 0 {
         return TC_ACT_UNSPEC;
     }
-    let wanted = if announced.snaplen == 0 { u32::MAX } else { announced.snaplen };
+    let wanted = wanted(announced.snaplen);
     let Some(target) = TARGETS.get(announced.target - 1) else { return TC_ACT_UNSPEC };
     // The encapsulated packet of a tunnel's copy may leave by the device of another target.
     // SAFETY: the context is valid for the whole program.
@@ -133,7 +141,6 @@ fn deliver(ctx: TcContext) -> i32 {
         return TC_ACT_UNSPEC;
     }
     let (len, _) = wire_len(skb);
-    let asked = len.min(wanted);
     let done = match target.flags & TARGET_TUNNEL {
         0 => cut(skb, wanted, u32::MAX),
         _ => send(skb, wanted, &target.tunnel, &announced),
@@ -143,8 +150,8 @@ fn deliver(ctx: TcContext) -> i32 {
             let (kept, _) = wire_len(skb);
             // SAFETY: as above.
             unsafe {
-                (*delivery).missing = asked.saturating_sub(kept);
-                (*delivery).excess = kept.saturating_sub(asked);
+                (*delivery).len = len;
+                (*delivery).kept = kept;
             }
             TC_ACT_UNSPEC
         }

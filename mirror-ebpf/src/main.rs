@@ -193,14 +193,17 @@ impl Kernel for Skb {
         let clone = || unsafe { bpf_clone_redirect(skb, ifindex, 0) as i64 };
         let by_exit = INSIDE.load() != 0;
         let is_plain = session.snaplen == 0 && target.flags & TARGET_TUNNEL == 0 && !by_exit;
-        let (code, is_uncut) =
-            if is_plain { (clone(), false) } else { deliver::announcing(session, direction, by_exit, clone) };
+        let cloned = if is_plain {
+            Cloned { code: clone(), is_uncut: false, removed: 0 }
+        } else {
+            deliver::announcing(session, direction, by_exit, clone)
+        };
         self.set_tc_index(before);
-        Cloned { code, is_uncut }
+        cloned
     }
 
     #[inline(always)]
-    fn record(&mut self, session: &Session, direction: Direction) -> Result<(), Verdict> {
+    fn record(&mut self, session: &Session, direction: Direction) -> Result<u32, Verdict> {
         stream::record(self.skb, session, direction)
     }
 
@@ -226,7 +229,7 @@ impl Kernel for Skb {
     }
 
     #[inline(always)]
-    fn count(&mut self, session: &Session, direction: Direction, verdict: Verdict) {
+    fn count(&mut self, session: &Session, direction: Direction, verdict: Verdict, removed: u32) {
         let Some(counters) = COUNTERS.get_ptr_mut(session.id) else { return };
         // The verifier must see the mask: it does not know the compiler's range analysis.
         let verdict = core::hint::black_box(verdict as u32) as usize & (Verdict::SLOTS - 1);
@@ -234,7 +237,7 @@ impl Kernel for Skb {
         // store (a softirq during a process's own transmission) is excluded: tc runs with softirqs disabled.
         let Counter { packets, bytes } = unsafe { &mut (*counters).counters[direction as usize][verdict] };
         *packets += 1;
-        *bytes += u64::from(self.len);
+        *bytes += u64::from(self.len.wrapping_sub(removed));
     }
 
     #[inline(always)]

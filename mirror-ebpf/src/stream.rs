@@ -15,7 +15,7 @@ use core::{arch::asm, ffi::c_void, hint::black_box, ptr};
 use mirror_common::{
     abi::{MAX_SESSIONS, Session, TARGET_PLACES},
     stream::{self, HEAD, MAX_CAPTURE, RecordHead, SIZES},
-    verdict::{Direction, Misfit, Verdict},
+    verdict::{Direction, Verdict},
 };
 
 use crate::deliver;
@@ -38,23 +38,22 @@ static RETURNED: Array<u64, { MAX_SESSIONS as usize }> = Array::new();
 /// Bit of the last argument of [`put_record`] with the direction; the snap length is below it.
 const DIRECTION_SHIFT: u32 = 31;
 
-/// Return values of [`put_record`].
-const COPIED: u32 = 0;
-const LOST: u32 = 1;
-const DOWN: u32 = 2;
-const FAILED: u32 = 3;
+/// Return values of [`put_record`], if it has written no record. Otherwise it returns the bytes that the record lacks.
+const LOST: u32 = u32::MAX;
+const DOWN: u32 = u32::MAX - 1;
+const FAILED: u32 = u32::MAX - 2;
 
-/// Writes a record of the packet for a session.
+/// Writes a record of the packet for a session. Returns the bytes of the packet that the record lacks.
 #[inline(always)]
-pub(crate) fn record(skb: *mut __sk_buff, session: &Session, direction: Direction) -> Result<(), Verdict> {
+pub(crate) fn record(skb: *mut __sk_buff, session: &Session, direction: Direction) -> Result<u32, Verdict> {
     // The black box keeps the compiler from a branch after which the verifier would know the direction.
     let direction = black_box(direction as u32);
     let form = session.snaplen & !(1 << DIRECTION_SHIFT) | direction << DIRECTION_SHIFT;
     match put_record(skb, session.target, session.id, session.serial, form) {
-        COPIED => Ok(()),
         LOST => Err(Verdict::Lost),
         DOWN => Err(Verdict::TargetDown),
-        _ => Err(Verdict::Failed),
+        FAILED => Err(Verdict::Failed),
+        removed => Ok(removed),
     }
 }
 
@@ -81,9 +80,8 @@ extern "C" fn put_record(skb: *mut __sk_buff, ring: u32, session: u32, serial: u
     };
     let snaplen = form & !(1 << DIRECTION_SHIFT);
     // A VLAN tag in metadata counts towards the snap length.
-    let most = if snaplen == 0 { u32::MAX } else { snaplen.saturating_sub(if tagged { 4 } else { 0 }) };
-    let asked = len.min(most);
-    let captured = asked.min(MAX_CAPTURE);
+    let wanted = deliver::wanted(snaplen).saturating_sub(if tagged { 4 } else { 0 });
+    let captured = len.min(wanted).min(MAX_CAPTURE);
     let head = RecordHead {
         // SAFETY: the helper has no preconditions.
         time_ns: unsafe { bpf_ktime_get_ns() },
@@ -109,12 +107,12 @@ extern "C" fn put_record(skb: *mut __sk_buff, ring: u32, session: u32, serial: u
     }
     let wake = if stream::wakes(room, filled, size) { BPF_RB_FORCE_WAKEUP } else { BPF_RB_NO_WAKEUP };
     let record = Record { skb, ring, head, wake: wake.into() };
-    let answer = record.put();
-    if answer == COPIED {
-        add(taken, room);
-        deliver::count(session, form >> DIRECTION_SHIFT, Misfit::Cut, asked.saturating_sub(captured));
+    let failure = record.put();
+    if failure != 0 {
+        return failure;
     }
-    answer
+    add(taken, room);
+    deliver::note_copy(session, form >> DIRECTION_SHIFT, len, wanted, captured)
 }
 
 /// Adds to a number that other CPUs also add to.
@@ -133,7 +131,7 @@ struct Record {
 }
 
 impl Record {
-    /// Writes the record in the first of [`SIZES`] that fits.
+    /// Writes the record in the first of [`SIZES`] that fits. Returns 0, or why it was not written.
     #[inline(always)]
     fn put(&self) -> u32 {
         macro_rules! first_that_fits {
@@ -171,7 +169,7 @@ impl Record {
         unsafe {
             if loaded == 0 {
                 bpf_ringbuf_submit(record, self.wake);
-                COPIED
+                0
             } else {
                 bpf_ringbuf_discard(record, BPF_RB_NO_WAKEUP.into());
                 FAILED

@@ -167,7 +167,10 @@ impl Bench {
 
     /// Number of status writes of the controller.
     fn writes(&self) -> f64 {
-        self.lab.metrics()["podmirror_controller_writes_total"]
+        let metrics = self.lab.metrics();
+        let of_kinds =
+            metrics.iter().filter(|(series, _)| series.starts_with("podmirror_controller_writes_total"));
+        of_kinds.map(|(_, writes)| writes).sum()
     }
 }
 

@@ -2,8 +2,10 @@
 
 use std::{
     collections::BTreeMap,
-    io::{Read, Write},
+    env,
+    io::{Read, Seek as _, Write},
     net::{SocketAddr, TcpStream},
+    process::Command,
 };
 
 use crate::{Lab, SOON, check, eventually, scaled};
@@ -35,6 +37,18 @@ impl Answer {
         let status = status.ok_or_else(|| format!("no status in {head:?}"))?;
         Ok(Self { status, head: head.to_owned(), body: body.to_owned() })
     }
+}
+
+/// Checks that Prometheus' linter has no remark on the text of a scrape.
+#[track_caller]
+pub fn lint_metrics(scrape: &str) {
+    let program = env::var_os("MIRROR_PROMTOOL").expect("cargo xtask sets MIRROR_PROMTOOL");
+    let mut file = tempfile::tempfile().unwrap();
+    file.write_all(scrape.as_bytes()).and_then(|()| file.rewind()).unwrap();
+    let linted = Command::new(program).args(["check", "metrics"]).stdin(file).output().unwrap();
+    let [remarks, errors] =
+        [linted.stdout, linted.stderr].map(|text| String::from_utf8_lossy(&text).into_owned());
+    assert!(linted.status.success() && remarks.is_empty() && errors.is_empty(), "{remarks}{errors}");
 }
 
 /// The values of a scrape, by name and labels as in the text.

@@ -78,7 +78,7 @@ pub use container::Container;
 pub use cpu::OneCpu;
 pub use frame::{Frame, Mac};
 pub use frame_socket::{FrameSocket, super_frame};
-pub use http::{Answer, LISTEN, Metrics};
+pub use http::{Answer, LISTEN, Metrics, lint_metrics};
 pub use kinds::has_kind;
 pub use kube_pod::{KubePod, list, pod_object};
 pub use kubectl::Kubectl;

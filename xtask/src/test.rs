@@ -201,6 +201,7 @@ impl Level {
                 let agent = workspace::tested(self.name())?.agent;
                 let mut test = test_target(self.name());
                 test.env("MIRROR_AGENT", agent).env("MIRROR_PLUGIN", workspace::plugin()?);
+                test.env(programs::PROMTOOL, programs::promtool()?);
                 level::with_api(test.env(THREADS, threads()).arg("--").args(arguments))
             }
             Self::Cluster => {

@@ -23,7 +23,7 @@ use serde::Serialize;
 
 pub(super) use self::rights::{Asked, Right, asked};
 use super::network;
-use crate::nodes::Answer;
+use crate::{nodes::Answer, screen};
 
 /// Maximum number of nodes that a finding names.
 const MOST_NAMED: usize = 10;
@@ -136,19 +136,25 @@ pub(super) fn unreachable(Unread { why, .. }: &Unread) -> Finding {
 
 /// Returns the findings, in the order of the output.
 pub(super) fn findings(facts: &Facts) -> Vec<Finding> {
+    let Facts { nodes, daemon_sets, crds, .. } = facts;
     let mut findings = vec![server(&facts.server)];
-    match &facts.nodes {
-        Ok(nodes) => {
-            findings.extend(systems(nodes, is_installed(facts)));
-            findings.extend(kernels(nodes));
-        }
-        Err(unread) => findings.push(Finding::unread("nodes", "nodes", unread)),
-    }
-    findings.extend(networks(&facts.daemon_sets));
-    findings.extend(resources(facts));
+    let of_nodes = |nodes: &Vec<_>| [systems(nodes, is_installed(facts)), kernels(nodes)].concat();
+    findings.extend(judged("nodes", "nodes", nodes, of_nodes));
+    findings.extend(judged("network", "DaemonSets of all namespaces", daemon_sets, |sets| networks(sets)));
+    findings.extend(judged("resources", "CRDs", crds, |crds| resources(crds, facts)));
     findings.extend(rights::findings(&facts.rights));
     findings.extend(installed::findings(facts));
     findings
+}
+
+/// The findings about facts, or one if they could not be read.
+fn judged<T>(
+    check: &'static str,
+    what: &str,
+    facts: &Read<T>,
+    judge: impl FnOnce(&T) -> Vec<Finding>,
+) -> Vec<Finding> {
+    facts.as_ref().map_or_else(|unread| vec![Finding::unread(check, what, unread)], judge)
 }
 
 /// The first two numbers of a version, as of `v1.34.1` and `5.15.0-91-generic`.
@@ -169,25 +175,16 @@ fn server(version: &str) -> Finding {
         Some(numbers) if numbers < LEAST_SERVER => {
             Finding::fail("server", format!("{found}: the chart needs 1.25"), "use 1.30 or newer")
         }
-        Some(numbers) if numbers < WHOLE_SERVER => Finding::warn(
-            "server",
-            format!(
-                "{found}: without 1.30 there are no MirrorNodes and no controller, so Mirrors have no status"
-            ),
-            "use 1.30 or newer; everything else works",
-        ),
+        Some(numbers) if numbers < WHOLE_SERVER => {
+            let lacks = "without 1.30 there are no MirrorNodes and no controller, so Mirrors have no status";
+            Finding::warn("server", format!("{found}: {lacks}"), "use 1.30 or newer; everything else works")
+        }
         Some(_) => Finding::ok("server", found),
     }
 }
 
-/// The first names, and the number of the remaining ones.
-fn named<'n>(names: impl IntoIterator<Item = &'n str>) -> String {
-    let names: Vec<_> = names.into_iter().collect();
-    let first = names.iter().take(MOST_NAMED).copied().collect::<Vec<_>>().join(", ");
-    match names.len().saturating_sub(MOST_NAMED) {
-        0 => first,
-        more => format!("{first} and {more} more"),
-    }
+fn named(names: impl IntoIterator<Item = impl AsRef<str>>) -> String {
+    screen::named(names, MOST_NAMED)
 }
 
 /// A number with its noun.
@@ -218,77 +215,68 @@ fn systems(nodes: &[Node], is_installed: bool) -> Vec<Finding> {
         }
     }
     let mut findings = Vec::new();
+    let number = count(nodes.len(), "node");
     if fit.is_empty() {
-        let found = format!("none of {} has Linux on amd64 or arm64", count(nodes.len(), "node"));
-        findings.push(Finding::fail(
-            "nodes",
-            found,
-            "podmirror has agents for Linux on amd64 and arm64 only",
-        ));
+        let found = format!("none of {number} has Linux on amd64 or arm64");
+        let todo = "podmirror has agents for Linux on amd64 and arm64 only";
+        findings.push(Finding::fail("nodes", found, todo));
     } else {
         let of: Vec<_> = fit.iter().map(|(of, number)| format!("{number} with linux/{of}")).collect();
-        let found = format!("{}: {}", count(nodes.len(), "node"), of.join(", "));
+        let mut finding = Finding::ok("nodes", format!("{number}: {}", of.join(", ")));
         // If podmirror is installed, the check of the agents names the nodes without one.
-        findings.push(match fit.contains_key("arm64") && !is_installed {
-            true => Finding {
-                todo: "set the chart's image.architectures, as described in docs/install.md".to_owned(),
-                ..Finding::ok("nodes", found)
-            },
-            false => Finding::ok("nodes", found),
-        });
+        if fit.contains_key("arm64") && !is_installed {
+            finding.todo = "set the chart's image.architectures, as described in docs/install.md".to_owned();
+        }
+        findings.push(finding);
     }
     findings.extend(others.into_iter().map(|(system, names)| {
-        let found = format!("{system}: {}", named(names.iter().map(String::as_str)));
+        let found = format!("{system}: {}", named(names));
         Finding::warn("nodes", found, "no agent runs on these nodes, and their pods are not mirrored")
     }));
     findings
 }
 
+/// What a kernel lacks: whether this is so for an architecture and a version, the finding, and the remedy. The first is a
+/// failure if all nodes lack it.
+type Lack = (fn(&str, Option<(u32, u32)>) -> bool, &'static str, &'static str);
+
+const LACKS: [Lack; 4] = [
+    (
+        |_, version| version.is_some_and(|version| version < LEAST_KERNEL),
+        "older than 5.10, so no agent works there",
+        "use Linux 5.10 or newer there, or exclude these nodes with the chart's nodeSelector or affinity",
+    ),
+    (
+        |of, version| of == "arm64" && version.is_some_and(|of| (LEAST_KERNEL..ARM_FILTERS).contains(&of)),
+        "older than 6.0 on arm64, so mirrors with a filter are refused there",
+        "use Linux 6.0 or newer there, or mirrors without a filter",
+    ),
+    (
+        |_, version| version.is_some_and(|of| (LEAST_KERNEL..TCX).contains(&of)),
+        "older than 6.6, so when a pod is mirrored for the first time, one of its packets can be lost, and root in a pod \
+         can remove a tap inside the pod",
+        "use Linux 6.6 or newer there, if that matters: see docs/operations.md",
+    ),
+    (|_, version| version.is_none(), "unknown version format", "podmirror needs Linux 5.10 or newer"),
+];
+
 fn kernels(nodes: &[Node]) -> Vec<Finding> {
     let fit: Vec<_> = nodes.iter().filter(|node| is_fit(node)).collect();
     let version = |node: &&Node| numbers(info(node).2);
-    let with = |is_so: &dyn Fn(&Node, (u32, u32)) -> bool| {
-        let of = fit.iter().filter(|node| version(node).is_some_and(|version| is_so(node, version)));
-        let names = of.map(|node| format!("{} ({})", node.name_any(), info(node).2)).collect::<Vec<_>>();
-        (!names.is_empty()).then(|| (names.len(), named(names.iter().map(String::as_str))))
-    };
     let mut findings = Vec::new();
-    if let Some((number, names)) = with(&|_, version| version < LEAST_KERNEL) {
-        let todo =
-            "use Linux 5.10 or newer there, or exclude these nodes with the chart's nodeSelector or affinity";
-        let found = format!("older than 5.10, so no agent works there: {names}");
-        findings.push(match number == fit.len() {
-            true => Finding::fail("kernel", found, todo),
-            false => Finding::warn("kernel", found, todo),
-        });
-    }
-    if let Some((_, names)) =
-        with(&|node, version| info(node).1 == "arm64" && (LEAST_KERNEL..ARM_FILTERS).contains(&version))
-    {
-        let found = format!("older than 6.0 on arm64, so mirrors with a filter are refused there: {names}");
-        findings.push(Finding::warn(
-            "kernel",
-            found,
-            "use Linux 6.0 or newer there, or mirrors without a filter",
-        ));
-    }
-    if let Some((_, names)) = with(&|_, version| (LEAST_KERNEL..TCX).contains(&version)) {
-        let found = format!(
-            "older than 6.6, so when a pod is mirrored for the first time, one of its packets can be lost, and root in a pod \
-             can remove a tap inside the pod: {names}"
-        );
-        let todo = "use Linux 6.6 or newer there, if that matters: see docs/operations.md";
-        findings.push(Finding::warn("kernel", found, todo));
-    }
-    let unknown = fit.iter().filter(|node| version(node).is_none()).map(|node| node.name_any());
-    let unknown: Vec<_> = unknown.collect();
-    if !unknown.is_empty() {
-        let found = format!("unknown version format: {}", named(unknown.iter().map(String::as_str)));
-        findings.push(Finding::warn("kernel", found, "podmirror needs Linux 5.10 or newer"));
+    for (at, (lacks, found, todo)) in LACKS.into_iter().enumerate() {
+        let of = fit.iter().filter(|node| lacks(info(node).1, version(node)));
+        let names: Vec<_> = of.map(|node| format!("{} ({})", node.name_any(), info(node).2)).collect();
+        let found = format!("{found}: {}", named(&names));
+        match names.len() {
+            0 => {}
+            all if at == 0 && all == fit.len() => findings.push(Finding::fail("kernel", found, todo)),
+            _ => findings.push(Finding::warn("kernel", found, todo)),
+        }
     }
     if findings.is_empty()
         && let (Some(least), Some(most)) =
-            (fit.iter().min_by_key(|node| version(node)), fit.iter().max_by_key(|node| version(node)))
+            (fit.iter().min_by_key(|of| version(of)), fit.iter().max_by_key(|of| version(of)))
     {
         let (least, most) = (info(least).2, info(most).2);
         let range = if least == most { least.to_owned() } else { format!("{least} to {most}") };
@@ -297,19 +285,16 @@ fn kernels(nodes: &[Node]) -> Vec<Finding> {
     findings
 }
 
-fn networks(daemon_sets: &Read<Vec<DaemonSet>>) -> Vec<Finding> {
+fn networks(daemon_sets: &[DaemonSet]) -> Vec<Finding> {
     let todo = "mirror a pod, and check with `kubectl mirror coverage` whether all its packets are seen";
-    let networks = match daemon_sets {
-        Ok(daemon_sets) => network::of(daemon_sets),
-        Err(unread) => return vec![Finding::unread("network", "DaemonSets of all namespaces", unread)],
-    };
+    let networks = network::of(daemon_sets);
     if networks.is_empty() {
         let found = "no DaemonSet of a known CNI found; podmirror needs pods with veth pairs, macvlan or similar devices";
         return vec![Finding::warn("network", found.to_owned(), todo)];
     }
-    let finding = |network: &network::Network| match network.covered {
-        Some(covered) => Finding::ok("network", format!("{}: {covered}", network.name)),
-        None => Finding::warn("network", format!("{}: not tested with podmirror", network.name), todo),
+    let finding = |(name, _, covered): network::Network| match covered {
+        Some(covered) => Finding::ok("network", format!("{name}: {covered}")),
+        None => Finding::warn("network", format!("{name}: not tested with podmirror"), todo),
     };
     networks.into_iter().map(finding).collect()
 }
@@ -320,11 +305,7 @@ fn is_installed(facts: &Facts) -> bool {
         || facts.pods.as_ref().is_ok_and(|pods| !pods.is_empty())
 }
 
-fn resources(facts: &Facts) -> Vec<Finding> {
-    let there = match &facts.crds {
-        Ok(there) => there,
-        Err(unread) => return vec![Finding::unread("resources", "CRDs", unread)],
-    };
+fn resources(there: &[CustomResourceDefinition], facts: &Facts) -> Vec<Finding> {
     let (mut missing, mut other) = (Vec::new(), Vec::new());
     for crd in crds() {
         let name = crd.name_any();
@@ -334,18 +315,14 @@ fn resources(facts: &Facts) -> Vec<Finding> {
             Some(_) => {}
         }
     }
-    let named = |names: &[String]| named(names.iter().map(String::as_str));
     if there.is_empty() && !is_installed(facts) {
         return vec![Finding::ok("resources", "not installed yet: the chart installs the CRDs".to_owned())];
     }
     let mut findings = Vec::new();
     if !missing.is_empty() {
         let todo = "install them with the chart (crds.install), or as described in docs/resources.md; annotations work without them";
-        findings.push(Finding::warn(
-            "resources",
-            format!("these CRDs are missing: {}", named(&missing)),
-            todo,
-        ));
+        let found = format!("these CRDs are missing: {}", named(&missing));
+        findings.push(Finding::warn("resources", found, todo));
     }
     if !other.is_empty() {
         let found =
@@ -362,12 +339,8 @@ fn resources(facts: &Facts) -> Vec<Finding> {
 
 /// The schemas of a CRD by version.
 fn schemas(crd: &CustomResourceDefinition) -> BTreeMap<&str, Option<&impl PartialEq>> {
-    let versions = crd.spec.versions.iter();
-    versions
-        .map(|of| {
-            (of.name.as_str(), of.schema.as_ref().and_then(|schema| schema.open_api_v3_schema.as_ref()))
-        })
-        .collect()
+    let named = crd.spec.versions.iter().map(|of| (of.name.as_str(), of.schema.as_ref()));
+    named.map(|(name, schema)| (name, schema.and_then(|of| of.open_api_v3_schema.as_ref()))).collect()
 }
 
 #[cfg(test)]

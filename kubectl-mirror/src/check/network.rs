@@ -1,61 +1,47 @@
 //! Detects the CNI of a cluster from the names and images of DaemonSets, and describes its coverage. Pure.
 //!
-//! The sentences are those of the table in docs/choosing.md. Called by `judge`.
+//! The sentences are those of the table in docs/choosing.md.
 
 use std::collections::BTreeSet;
 
 use k8s_openapi::api::apps::v1::DaemonSet;
 
-#[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Network {
-    pub(super) name: &'static str,
-    /// A part of the name or of an image of its DaemonSet.
-    word: &'static str,
-    /// What podmirror sees with it; `None`: known by its documentation at most, and never tested.
-    pub(super) covered: Option<&'static str>,
-}
+/// A CNI: its name, a part of the name or of an image of its DaemonSet, and what podmirror sees with it. `None`: known by
+/// its documentation at most, and never tested.
+pub(super) type Network = (&'static str, &'static str, Option<&'static str>);
 
 const VETH: &str = "packets from and to pods are seen (by design, not tested)";
+const CILIUM: &str =
+    "packets from and to pods are seen; with eBPF host routing, packets to pods are tapped inside the pod";
+const CALICO: &str = "packets from and to pods are seen (by design, not tested); with the eBPF dataplane, packets to \
+                      pods are tapped inside the pod";
 
 const NETWORKS: [Network; 14] = [
-    Network {
-        name: "Cilium",
-        word: "cilium",
-        covered: Some(
-            "packets from and to pods are seen; with eBPF host routing, packets to pods are tapped inside the pod",
-        ),
-    },
-    Network {
-        name: "Calico",
-        word: "calico",
-        covered: Some(
-            "packets from and to pods are seen (by design, not tested); with the eBPF dataplane, packets to pods are \
-             tapped inside the pod",
-        ),
-    },
-    Network { name: "Canal", word: "canal", covered: Some(VETH) },
-    Network { name: "Flannel", word: "flannel", covered: Some(VETH) },
-    Network { name: "Kindnet", word: "kindnet", covered: Some(VETH) },
-    Network { name: "Weave", word: "weave", covered: Some(VETH) },
-    Network { name: "Antrea", word: "antrea", covered: Some(VETH) },
-    Network { name: "Kube-OVN", word: "kube-ovn", covered: Some(VETH) },
-    Network { name: "OVN-Kubernetes", word: "ovnkube", covered: None },
-    Network { name: "kube-router", word: "kube-router", covered: None },
-    Network { name: "Amazon VPC CNI", word: "aws-node", covered: None },
-    Network { name: "Azure CNI", word: "azure-cns", covered: None },
-    Network { name: "GKE netd", word: "netd", covered: None },
-    Network { name: "OpenShift SDN", word: "openshift-sdn", covered: None },
+    ("Cilium", "cilium", Some(CILIUM)),
+    ("Calico", "calico", Some(CALICO)),
+    ("Canal", "canal", Some(VETH)),
+    ("Flannel", "flannel", Some(VETH)),
+    ("Kindnet", "kindnet", Some(VETH)),
+    ("Weave", "weave", Some(VETH)),
+    ("Antrea", "antrea", Some(VETH)),
+    ("Kube-OVN", "kube-ovn", Some(VETH)),
+    ("OVN-Kubernetes", "ovnkube", None),
+    ("kube-router", "kube-router", None),
+    ("Amazon VPC CNI", "aws-node", None),
+    ("Azure CNI", "azure-cns", None),
+    ("GKE netd", "netd", None),
+    ("OpenShift SDN", "openshift-sdn", None),
 ];
 
 /// Returns the CNIs of these DaemonSets.
-pub(super) fn of(daemon_sets: &[DaemonSet]) -> BTreeSet<&'static Network> {
+pub(super) fn of(daemon_sets: &[DaemonSet]) -> BTreeSet<Network> {
     let words = |of: &DaemonSet| {
         let containers = of.spec.iter().flat_map(|spec| spec.template.spec.iter());
         let images = containers.flat_map(|pod| &pod.containers).filter_map(|of| of.image.clone());
         images.chain(of.metadata.name.clone()).map(|word| word.to_lowercase()).collect::<Vec<_>>()
     };
     let words: Vec<_> = daemon_sets.iter().flat_map(words).collect();
-    NETWORKS.iter().filter(|network| words.iter().any(|word| has(word, network.word))).collect()
+    NETWORKS.into_iter().filter(|(_, part, _)| words.iter().any(|word| has(word, part))).collect()
 }
 
 /// Whether a name or image is this word, or contains it between hyphens, as in `kube-flannel-ds`.
@@ -86,7 +72,7 @@ mod tests {
             .unwrap()
         };
         let daemon_sets: Vec<DaemonSet> = daemon_sets.iter().map(daemon_set).collect();
-        of(&daemon_sets).into_iter().map(|network| network.name).collect()
+        of(&daemon_sets).into_iter().map(|(name, ..)| name).collect()
     }
 
     #[test]

@@ -47,21 +47,22 @@ pub(super) async fn facts(cluster: &Cluster) -> Read<Facts> {
         let missing = lacking(cluster, &asked).await;
         rights.push(Right { asked, missing });
     }
-    let may_ask = rights.iter().any(|right| right.asked.is_for_answers && right.missing == Ok(Vec::new()));
-    let pods = list(&Api::<Pod>::namespaced(client.clone(), agents), &of_agents).await;
+    let is_exec = |asked: &Asked| asked.subresource == Some("exec");
+    let may_ask = rights.iter().any(|right| is_exec(&right.asked) && right.missing == Ok(Vec::new()));
+    let pods = list(cluster.of_agents::<Pod>(), &of_agents).await;
     Ok(Facts {
         plugin: env!("CARGO_PKG_VERSION"),
         agents: agents.clone(),
         now: Timestamp::now(),
         server,
-        nodes: list(&Api::<Node>::all(client.clone()), &all).await,
-        daemon_sets: list(&Api::<DaemonSet>::all(client.clone()), &all).await,
+        nodes: list(cluster.all::<Node>(), &all).await,
+        daemon_sets: list(cluster.all::<DaemonSet>(), &all).await,
         crds: installed_crds(cluster).await,
         rights,
-        installed: list(&Api::<DaemonSet>::namespaced(client.clone(), agents), &of_agents).await,
-        controllers: list(&Api::<Deployment>::namespaced(client.clone(), agents), &of_controller).await,
-        reports: list(&Api::<MirrorNode>::all(client.clone()), &all).await,
-        targets: list(&Api::<MirrorTarget>::all(client.clone()), &all).await,
+        installed: list(cluster.of_agents::<DaemonSet>(), &of_agents).await,
+        controllers: list(cluster.of_agents::<Deployment>(), &of_controller).await,
+        reports: list(cluster.all::<MirrorNode>(), &all).await,
+        targets: list(cluster.all::<MirrorTarget>(), &all).await,
         answers: match may_ask && pods.as_ref().is_ok_and(|pods| !pods.is_empty()) {
             // The error would be a missing right, or that there is no agent: other facts cover both.
             true => nodes::ask(cluster, None).await.ok(),
@@ -84,7 +85,7 @@ async fn within<T>(answer: impl Future<Output = kube::Result<T>>) -> Read<T> {
 }
 
 /// The objects of a kind. An unknown kind has no objects.
-async fn list<K>(api: &Api<K>, params: &ListParams) -> Read<Vec<K>>
+async fn list<K>(api: Api<K>, params: &ListParams) -> Read<Vec<K>>
 where
     K: kube::Resource + Clone + std::fmt::Debug + serde::de::DeserializeOwned,
 {
@@ -98,7 +99,7 @@ where
 }
 
 async fn installed_crds(cluster: &Cluster) -> Read<Vec<CustomResourceDefinition>> {
-    let api = Api::<CustomResourceDefinition>::all(cluster.client.clone());
+    let api = cluster.all::<CustomResourceDefinition>();
     let mut found = Vec::new();
     for crd in crds() {
         found.extend(within(api.get_opt(&crd.name_any())).await?);
@@ -108,7 +109,7 @@ async fn installed_crds(cluster: &Cluster) -> Read<Vec<CustomResourceDefinition>
 
 /// The verbs that the user lacks.
 async fn lacking(cluster: &Cluster, asked: &Asked) -> Read<Vec<&'static str>> {
-    let api = Api::<SelfSubjectAccessReview>::all(cluster.client.clone());
+    let api = cluster.all::<SelfSubjectAccessReview>();
     let mut missing = Vec::new();
     for verb in asked.verbs {
         let attributes = ResourceAttributes {

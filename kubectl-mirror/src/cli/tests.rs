@@ -2,6 +2,8 @@
 
 #![expect(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
+use std::fs;
+
 use serde_json::json;
 
 use super::*;
@@ -14,6 +16,21 @@ fn parse(words: &str) -> Result<Cli, String> {
 #[test]
 fn the_command_line_is_consistent() {
     command().debug_assert();
+}
+
+/// `kubectl mirror man` writes them.
+#[test]
+fn each_command_that_is_shown_has_a_manual_page() {
+    let directory = tempfile::tempdir().unwrap();
+    clap_mangen::generate_to(command(), &directory).unwrap();
+    let pages = fs::read_dir(&directory).unwrap().count();
+    let command = command();
+    let shown = command.get_subcommands().filter(|command| !command.is_hide_set());
+    assert_eq!(pages, 1 + shown.count());
+    let tail = fs::read_to_string(directory.path().join("kubectl-mirror-tail.1")).unwrap();
+    for text in [".TH kubectl-mirror-tail 1", "super\\-frames", "\\-\\-context", "TYPE/NAME"] {
+        assert!(tail.contains(text), "{text}: {tail}");
+    }
 }
 
 #[test]

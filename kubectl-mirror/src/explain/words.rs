@@ -36,52 +36,44 @@ pub(super) struct Facts {
 /// The hint about a right that would give more information.
 pub(super) fn missing_right(right: &str) -> String {
     format!(
-        "The agent of the node knows more: the hooks, filters, budgets, targets and counters of this pod. To ask it \
-         needs {right}. That is an administrator's right, because it is root on the node."
+        "The agent of the node knows more: the hooks, filters, budgets, targets and counters of this pod. Asking it \
+         requires {right}. Only administrators should have this right, because it gives root on the node."
     )
 }
 
 /// Returns the text about the pod.
 pub(super) fn words(facts: &Facts) -> String {
-    let mut text = String::new();
-    about_pod(facts, &mut text);
-    let selecting = selecting(facts);
-    if selecting.is_empty() {
-        text += "\n";
-        line(&mut text, 0, "No Mirror and no ClusterMirror that you may read selects it.");
+    let mut parts = vec![about_pod(facts)];
+    parts.extend(selecting(facts).iter().map(|mirror| about_mirror(mirror, facts)));
+    if parts.len() == 1 {
+        parts.push(vec!["No Mirror and no ClusterMirror that you may read selects it.".to_owned()]);
     }
-    for mirror in &selecting {
-        text += "\n";
-        about_mirror(mirror, facts, &mut text);
-    }
-    text
+    let text = |lines: Vec<String>| lines.iter().map(|text| line(text)).collect::<String>();
+    parts.into_iter().map(text).collect::<Vec<_>>().join(
+        "
+",
+    )
 }
 
-fn about_pod(Facts { pod, namespace, .. }: &Facts, text: &mut String) {
+fn about_pod(Facts { pod, namespace, .. }: &Facts) -> Vec<String> {
     let name = format!("{}/{}", pod.namespace().unwrap_or_default(), pod.name_any());
     let spec = pod.spec.as_ref();
-    match spec.and_then(|spec| spec.node_name.as_ref()) {
-        Some(node) => {
-            line(text, 0, &format!("{name} is on node {node}. This is what the API server knows of it."))
-        }
-        None => line(text, 0, &format!("{name} is on no node yet, so nothing of it is mirrored yet.")),
-    }
+    let mut lines = vec![match spec.and_then(|spec| spec.node_name.as_ref()) {
+        Some(node) => format!("{name} is on node {node}. This is what the API server knows of it."),
+        None => format!("{name} is not assigned to a node yet, so it is not mirrored yet."),
+    }];
     if spec.and_then(|spec| spec.host_network).unwrap_or(false) {
-        line(
-            text,
-            0,
-            "It has the network of its node (hostNetwork), so it has no NIC that could be mirrored.",
-        );
+        lines.push("It uses the network of its node (hostNetwork), so it has no NIC to mirror.".into());
     }
     let annotations = [
         ("the pod", Some(pod.annotations())),
         ("the namespace", namespace.as_ref().map(|of| of.annotations())),
     ];
     for (whose, annotations) in annotations {
-        for (key, value) in annotations.into_iter().flatten().filter(|(key, _)| is_ours(key)) {
-            line(text, 0, &format!("Annotation of {whose}: {key} is {value:?}."));
-        }
+        let own = annotations.into_iter().flatten().filter(|(key, _)| is_ours(key));
+        lines.extend(own.map(|(key, value)| format!("Annotation of {whose}: {key} is {value:?}.")));
     }
+    lines
 }
 
 /// Whether an annotation is a setting of podmirror.
@@ -89,35 +81,32 @@ fn is_ours(key: &str) -> bool {
     key.starts_with(PREFIX) || key == OVN_MIRROR || key.ends_with(OVN_ATTACHMENT)
 }
 
-/// Appends a resource, its conditions, and the report of the pod's node on both.
-fn about_mirror(mirror: &Resource<'_>, facts: &Facts, text: &mut String) {
+/// A resource, its conditions, and the report of the pod's node on both.
+fn about_mirror(mirror: &Resource<'_>, facts: &Facts) -> Vec<String> {
     let Resource { metadata, spec, status, .. } = mirror;
     let target = match (&spec.stream, &spec.target_ref) {
         (Some(_), _) => "a program that has its key",
         (None, Some(target)) => target.name.as_str(),
         (None, None) => "default, the mirror interface of the node",
     };
-    line(text, 0, &format!("{} selects it. Target: {target}", mirror.full_name()));
-    for (field, value) in wishes(spec) {
-        line(text, 1, &format!("{field}: {value}"));
-    }
-    for condition in status.iter().flat_map(|status| &status.conditions) {
-        let (reason, message) = (&condition.reason, &condition.message);
-        line(text, 1, &format!("{}: {} ({reason}) {message}", condition.type_, condition.status));
-    }
-    let Some(node) = &facts.node else { return };
-    let Some(reported) = node.status.as_ref() else { return };
-    let name = node.name_any();
-    match reported.mirrors.iter().find(|of| Some(&of.uid) == metadata.uid.as_ref()) {
-        Some(of) => about_summary(&name, of, &facts.pod, text),
-        None if reported.more_mirrors.is_some() => {
-            line(text, 1, &format!("Node {name} does not name it in its MirrorNode, which is full."));
+    let mut lines: Vec<_> =
+        wishes(spec).into_iter().map(|(field, value)| format!("{field}: {value}")).collect();
+    let conditions = status.iter().flat_map(|status| &status.conditions);
+    lines.extend(conditions.map(|of| format!("{}: {} ({}) {}", of.type_, of.status, of.reason, of.message)));
+    if let Some((node, reported)) = facts.node.as_ref().and_then(|node| Some((node, node.status.as_ref()?))) {
+        let name = node.name_any();
+        match reported.mirrors.iter().find(|of| Some(&of.uid) == metadata.uid.as_ref()) {
+            Some(of) => lines.extend(about_summary(&name, of, &facts.pod)),
+            None if reported.more_mirrors.is_some() => {
+                lines.push(format!("The MirrorNode of node {name} is full and does not list it."));
+            }
+            None => lines.push(format!("Node {name} has not reported on it.")),
         }
-        None => line(text, 1, &format!("Node {name} has not reported on it.")),
+        let time = reported.last_report_time.as_ref();
+        lines.extend(time.map(|time| format!("Node {name} reported at {}.", time.0)));
     }
-    if let Some(time) = &reported.last_report_time {
-        line(text, 1, &format!("Node {name} reported at {}.", time.0));
-    }
+    let head = format!("{} selects it. Target: {target}", mirror.full_name());
+    [head].into_iter().chain(lines.into_iter().map(|line| format!("  {line}"))).collect()
 }
 
 /// The settings of a resource besides its pods and its target: the fields of its `spec`, unchanged.
@@ -131,27 +120,26 @@ fn wishes(spec: &MirrorSpec) -> Vec<(String, Value)> {
     }
 }
 
-/// Appends the node's report on a resource and on the pod.
-fn about_summary(node: &str, of: &MirrorSummary, pod: &Pod, text: &mut String) {
-    if let Some(refused) = &of.refused {
-        line(text, 1, &format!("Node {node} refuses it: {}: {}", refused.reason, refused.message));
-    }
+/// The node's report on a resource and on the pod.
+fn about_summary(node: &str, of: &MirrorSummary, pod: &Pod) -> Vec<String> {
+    let refused = of.refused.iter();
+    let mut lines: Vec<_> =
+        refused.map(|of| format!("Node {node} refuses it: {}: {}", of.reason, of.message)).collect();
     let (namespace, name) = (pod.namespace().unwrap_or_default(), pod.name_any());
-    let mut is_named = false;
     for reason in of.uncovered.iter().filter(|of| of.namespace == namespace && of.pod == name) {
         let nic = reason.nic.as_ref().map(|nic| format!(", NIC {nic}")).unwrap_or_default();
-        line(text, 1, &format!("Node {node} does not cover it{nic}: {}: {}", reason.reason, reason.message));
-        is_named = true;
+        lines.push(format!("Node {node} does not cover it{nic}: {}: {}", reason.reason, reason.message));
     }
     match of.more_uncovered {
-        _ if is_named || of.refused.is_some() => {}
-        Some(more @ 1..) => line(
-            text,
-            1,
-            &format!("Node {node} lists no reason for this pod; {more} reasons are not listed."),
-        ),
-        _ => line(text, 1, &format!("Node {node} has no reason against this pod.")),
+        _ if !lines.is_empty() => {}
+        Some(more @ 1..) => {
+            lines.push(format!(
+                "Node {node} lists no problem with this pod, but {more} problems are not listed."
+            ));
+        }
+        _ => lines.push(format!("Node {node} reports no problem with this pod.")),
     }
+    lines
 }
 
 /// The resources that select the pod, ClusterMirrors first.
@@ -176,12 +164,16 @@ fn selects(selector: &LabelSelector, labels: &BTreeMap<String, String>) -> bool 
     Selector::try_from(selector.clone()).is_ok_and(|selector| selector.matches(labels))
 }
 
-/// Appends a line with an indent. Users write parts of it, so it is cut, and control characters are removed.
-fn line(text: &mut String, depth: usize, line: &str) {
+/// A line of the text. Users write parts of it, so it is cut, and control characters are removed.
+fn line(line: &str) -> String {
     let mut chars = line.chars();
     let cut: String = chars.by_ref().take(MOST).collect();
     let more = if chars.next().is_some() { " …" } else { "" };
-    *text += &format!("{}{}{more}\n", "  ".repeat(depth), printable(&cut));
+    format!(
+        "{}{more}
+",
+        printable(&cut)
+    )
 }
 
 #[cfg(test)]

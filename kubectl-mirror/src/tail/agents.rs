@@ -4,17 +4,10 @@
 //! upgraded meanwhile. Each problem is printed once. Only a missing right of the user ends the command. For the packets
 //! of the past alone there is one connection to each node.
 
-use std::{
-    sync::{
-        Arc,
-        atomic::{AtomicU64, Ordering},
-    },
-    time::Duration,
-};
+use std::{sync::Arc, time::Duration};
 
 use anyhow::{Context as _, anyhow, bail};
 use k8s_openapi::api::core::v1::Pod;
-use kube::{Api, Client};
 use mirror_core::settings::show_kubernetes_duration;
 use serde_json::json;
 use tokio::{
@@ -42,56 +35,30 @@ const MOST_ANSWER: u64 = 1024;
 /// Maximum length of a part of a stream in bytes.
 const PART: usize = 64 << 10;
 
-/// An event of a stream.
-pub(super) struct News {
-    /// The stream. Each connection is a separate stream.
-    pub(super) stream: StreamId,
-    /// The kind of the event.
-    pub(super) what: What,
-}
+/// The difference between the numbers of two streams of a node.
+const NEXT: StreamId = 1 << 32;
+
+/// An event of a stream. Each connection is a separate stream.
+pub(super) type News = (StreamId, What);
 
 /// The kinds of events of a stream.
 pub(super) enum What {
-    /// The agent of a node has begun to send.
-    Began {
-        /// The node.
-        node: String,
-    },
-    /// Bytes of the stream.
+    /// The agent of this node begins to send.
+    Began(String),
     Bytes(Vec<u8>),
-    /// The end of the stream.
     Ended,
 }
 
 /// The data shared by all connections.
 #[derive(Clone)]
 pub(super) struct Link {
-    client: Client,
-    agents: String,
+    cluster: Cluster,
     port: u16,
     /// The request line for an agent: of the first connection to a node, and of later ones.
     requests: [Arc<str>; 2],
     pub(super) no_follow: bool,
     news: mpsc::Sender<News>,
     ending: watch::Receiver<bool>,
-    streams: Arc<AtomicU64>,
-}
-
-/// The reason why a connection cannot be opened.
-enum Failure {
-    /// Transient: it is retried.
-    Passing(anyhow::Error),
-    /// Permanent: a retry would fail in the same way.
-    Final(anyhow::Error),
-}
-
-impl From<anyhow::Error> for Failure {
-    fn from(error: anyhow::Error) -> Self {
-        match lacks_right(&error) {
-            true => Self::Final(error),
-            false => Self::Passing(error),
-        }
-    }
 }
 
 impl Link {
@@ -111,31 +78,29 @@ impl Link {
             request["no_follow"] = args.no_follow.into();
         }
         Self {
-            client: cluster.client.clone(),
-            agents: cluster.agents.clone(),
+            cluster: cluster.clone(),
             port: args.stream_port,
             requests: [format!("{request}\n").into(), later],
             no_follow: args.no_follow,
             news,
             ending,
-            streams: Arc::default(),
         }
     }
 
-    /// Reads the stream of a node until the user stops the command. For the past alone, reads it once, as the stream
-    /// `id`, and returns this number if that failed.
+    /// Reads the streams of a node until the user stops the command; the first has the number `id`. For the past alone,
+    /// reads this one, and returns its number if that failed.
     ///
     /// # Errors
     ///
     /// The user lacks a required right.
     pub(super) async fn read(mut self, node: String, id: StreamId) -> anyhow::Result<Option<StreamId>> {
-        let mut told = None;
+        let (mut told, mut stream) = (None, id);
         while !*self.ending.borrow() {
-            let why = match self.read_once(&node, id, &mut told).await {
+            let why = match self.read_once(&node, stream, &mut told).await {
                 Ok(()) if self.no_follow || *self.ending.borrow() => return Ok(None),
-                Ok(()) => anyhow!("the agent has ended the stream, and its log says why"),
-                Err(Failure::Passing(why)) => why,
-                Err(Failure::Final(why)) => return Err(why),
+                Ok(()) => anyhow!("the agent ended the stream; see its log"),
+                Err(why) if lacks_right(&why) => return Err(why),
+                Err(why) => why,
             };
             let why = format!("node {node}: {}", mirror_client::in_words(why.as_ref()));
             if self.no_follow {
@@ -147,6 +112,7 @@ impl Link {
                 tell(&why);
                 told = Some(why);
             }
+            stream += NEXT;
             tokio::select! {
                 () = is_wanted(&mut self.ending) => {}
                 () = sleep(AGAIN) => {}
@@ -155,20 +121,18 @@ impl Link {
         Ok(None)
     }
 
-    /// Opens and reads one connection. `id` is its number for the past alone; `told` is the last message that was
-    /// printed.
+    /// Opens and reads one connection. `told` is the last message that was printed.
     async fn read_once(
         &mut self,
         node: &str,
-        id: StreamId,
+        stream: StreamId,
         told: &mut Option<String>,
-    ) -> Result<(), Failure> {
+    ) -> anyhow::Result<()> {
         let connected = async {
-            let api = Api::<Pod>::namespaced(self.client.clone(), &self.agents);
-            let agent = agents::of_node(&api, node, &self.agents).await?;
-            let forwarded = api.portforward(&agent, &[self.port]).await;
+            let agent = agents::of_node(&self.cluster, node).await?;
+            let forwarded = self.cluster.of_agents::<Pod>().portforward(&agent, &[self.port]).await;
             let mut forwarded = forwarded.with_context(|| {
-                format!("cannot reach the agent {}/{agent} by a port-forward", self.agents)
+                format!("cannot reach the agent {}/{agent} through a port-forward", self.cluster.agents)
             })?;
             let error = forwarded.take_error(self.port);
             let stream = forwarded.take_stream(self.port).context("the port-forward has no stream")?;
@@ -177,7 +141,7 @@ impl Link {
                 // The API server reports the reason if no program listens at the port.
                 Err(why) => match timeout(AGAIN, async { error?.await }).await {
                     Ok(Some(error)) => Err(anyhow!(
-                        "no agent gives streams at port {} ({}); the agent may be older, or have --stream-listen ''",
+                        "the agent serves no streams at port {} ({}); check its --stream-listen",
                         self.port,
                         error.trim()
                     )),
@@ -191,13 +155,12 @@ impl Link {
             () = is_wanted(&mut ending) => return Ok(()),
         };
         *told = None;
-        let stream = if self.no_follow { id } else { self.streams.fetch_add(1, Ordering::Relaxed) };
-        self.send(stream, What::Began { node: node.to_owned() }).await?;
+        self.send(stream, What::Began(node.to_owned())).await?;
         let outcome = self.pass_on(stream, &mut from, &mut to).await;
         self.send(stream, What::Ended).await?;
         drop((from, to));
         forwarded.abort();
-        Ok(outcome?)
+        outcome
     }
 
     /// Sends the request with the key, and reads the answer.
@@ -251,7 +214,7 @@ impl Link {
     }
 
     async fn send(&self, stream: StreamId, what: What) -> anyhow::Result<()> {
-        self.news.send(News { stream, what }).await.map_err(|_| anyhow!("nobody reads any more"))
+        self.news.send((stream, what)).await.map_err(|_| anyhow!("nobody reads any more"))
     }
 }
 

@@ -2,8 +2,7 @@
 //!
 //! It parses what `mirror_core::pcapng` writes, and no other files: one section, little endian, times in nanoseconds.
 //! Other blocks and options, which a newer agent could add, are ignored. An agent is a program on another machine, so
-//! nothing in a block is trusted: an impossible length is an error, and [`MOST`] bounds the buffer. Called by
-//! [`tail`](super).
+//! nothing in a block is trusted: an impossible length is an error, and [`MOST`] bounds the buffer.
 
 /// Maximum length of a block: the longest packet, with its options.
 const MOST: usize = 512 << 10;
@@ -14,22 +13,17 @@ const AROUND: usize = 12;
 pub(super) enum Block {
     /// The beginning of the stream, with the agent's message about it.
     Section(String),
-    /// The next interface of the stream.
     Interface(Description),
     Packet(Packet),
-    /// The counters of an interface.
     Statistics(Statistics),
 }
 
-/// An interface.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Description {
     /// Its name, such as `shop/web eth0`.
     pub(super) name: String,
     pub(super) description: Option<String>,
-    /// The filter, in tcpdump's language.
     pub(super) filter: Option<String>,
-    /// Further information.
     pub(super) comment: Option<String>,
 }
 
@@ -39,7 +33,6 @@ pub(super) struct Packet {
     pub(super) interface: u32,
     /// The time of the copy, in ns since the epoch.
     pub(super) time_ns: u64,
-    /// The whole block.
     pub(super) block: Vec<u8>,
 }
 
@@ -67,15 +60,11 @@ pub(super) struct Statistics {
     pub(super) received: Option<u64>,
     /// Matched packets that were lost.
     pub(super) lost: Option<u64>,
-    /// Matched packets that a rate or a budget refused. An older agent does not send it.
+    /// Matched packets that a rate or a budget refused.
     pub(super) limited: Option<u64>,
     /// A text about what the packets lack.
     pub(super) comment: Option<String>,
 }
-
-/// The error for a stream that cannot be parsed.
-#[derive(Debug, PartialEq, Eq)]
-pub(super) struct Malformed(pub(super) &'static str);
 
 /// The bytes of a stream that are not parsed yet.
 #[derive(Debug, Default)]
@@ -93,14 +82,14 @@ impl Blocks {
         self.bytes.extend_from_slice(bytes);
     }
 
-    /// Returns the next block; `None`: it is not complete yet.
-    pub(super) fn next(&mut self) -> Result<Option<Block>, Malformed> {
+    /// Returns the next block; `None`: it is not complete yet. The error is why the stream cannot be parsed.
+    pub(super) fn next(&mut self) -> Result<Option<Block>, &'static str> {
         loop {
             let rest = self.bytes.get(self.taken..).unwrap_or_default();
             let (Some(kind), Some(length)) = (word(rest, 0), word(rest, 4)) else { return Ok(None) };
             let length = length as usize;
             if !(AROUND..=MOST).contains(&length) || !length.is_multiple_of(4) {
-                return Err(Malformed("a block with a length that cannot be"));
+                return Err("a block with an impossible length");
             }
             let Some(block) = rest.get(..length) else { return Ok(None) };
             self.taken += length;
@@ -117,12 +106,10 @@ impl Blocks {
     }
 }
 
-fn parse(kind: u32, block: &[u8], body: &[u8]) -> Result<Option<Block>, Malformed> {
-    let short = Malformed("a block that is too short");
+fn parse(kind: u32, block: &[u8], body: &[u8]) -> Result<Option<Block>, &'static str> {
+    let short = "a block that is too short";
     match kind {
-        0x0a0d_0d0a if word(body, 0) != Some(0x1a2b_3c4d) => {
-            Err(Malformed("a section that is not little endian"))
-        }
+        0x0a0d_0d0a if word(body, 0) != Some(0x1a2b_3c4d) => Err("a section that is not little endian"),
         0x0a0d_0d0a => Ok(option(body.get(16..).unwrap_or_default(), 1).map(text).map(Block::Section)),
         1 => {
             let options = body.get(8..).ok_or(short)?;

@@ -17,10 +17,8 @@ use super::{
 #[derive(Debug)]
 pub(super) struct Combined {
     writer: Writer,
-    /// By the stream and the index in it.
-    places: BTreeMap<(StreamId, u32), InterfaceId>,
-    /// The number of interfaces described by each stream.
-    described: BTreeMap<StreamId, u32>,
+    /// Those of each stream.
+    streams: BTreeMap<StreamId, Vec<InterfaceId>>,
     /// In the order of the file.
     interfaces: Vec<Counted>,
 }
@@ -39,9 +37,7 @@ impl Combined {
         let mut out = Vec::new();
         let writer =
             Writer::begin(&mut out, &Section { application: Some(application), ..Section::default() });
-        let empty =
-            Self { writer, places: BTreeMap::new(), described: BTreeMap::new(), interfaces: Vec::new() };
-        (empty, out)
+        (Self { writer, streams: BTreeMap::new(), interfaces: Vec::new() }, out)
     }
 
     /// Adds the next interface of a node's stream, and appends its description.
@@ -55,34 +51,43 @@ impl Combined {
             comment: of.comment.as_deref(),
         };
         let id = self.writer.interface(out, &interface);
-        let place = self.described.entry(stream).or_default();
-        self.places.insert((stream, *place), id);
-        *place += 1;
+        self.streams.entry(stream).or_default().push(id);
         let (name, node) = (of.name.clone(), node.to_owned());
         self.interfaces.push(Counted { id, name, node, statistics: None });
     }
 
     /// The block of a packet, for the file. `None`: the stream has not described its interface.
     pub(super) fn packet(&self, stream: StreamId, packet: Packet) -> Option<Vec<u8>> {
-        let id = self.places.get(&(stream, packet.interface))?;
+        let id = self.id(stream, packet.interface)?;
         Some(packet.with_interface(id.number()))
     }
 
     /// Notes the counters of an interface.
     pub(super) fn statistics(&mut self, stream: StreamId, statistics: Statistics) {
-        let id = self.places.get(&(stream, statistics.interface));
-        let counted = id.and_then(|id| self.interfaces.get_mut(id.number() as usize));
-        if let Some(counted) = counted {
+        let id = self.id(stream, statistics.interface);
+        if let Some(counted) = id.and_then(|id| self.interfaces.get_mut(id.number() as usize)) {
             counted.statistics = Some(statistics);
         }
     }
 
-    /// Ends the file: appends all counters, and returns their sums. `now_ns` is ns since the epoch.
-    pub(super) fn end(&self, now_ns: u64, out: &mut Vec<u8>) -> Summary {
-        let mut summary = Summary { interfaces: self.interfaces.len(), ..Summary::default() };
+    fn id(&self, stream: StreamId, interface: u32) -> Option<InterfaceId> {
+        self.streams.get(&stream)?.get(interface as usize).copied()
+    }
+
+    /// Ends the file: appends all counters. Returns the summary for the user, for `packets` packets from `nodes` nodes,
+    /// and whether it has the counters of all interfaces. `now_ns` is ns since the epoch.
+    pub(super) fn end(
+        &self,
+        now_ns: u64,
+        packets: u64,
+        nodes: usize,
+        out: &mut Vec<u8>,
+    ) -> (Vec<String>, bool) {
+        let (mut missing, mut uncounted, mut sums) = (Vec::new(), Vec::new(), [0, 0]);
         for Counted { id, name, node, statistics } in &self.interfaces {
+            let about = |what: String| format!("{name} on node {node}: {what}");
             let Some(of) = statistics else {
-                summary.uncounted.push(format!("{name} on node {node}"));
+                uncounted.push(about("the number of missing packets is unknown".to_owned()));
                 continue;
             };
             let block = pcapng::Statistics {
@@ -97,54 +102,23 @@ impl Combined {
                 comment: of.comment.as_deref(),
             };
             block.write(out);
-            summary
-                .missing
-                .extend(of.comment.iter().map(|comment| format!("{name} on node {node}: {comment}")));
-            let [received, lost, limited] = [of.received, of.lost, of.limited].map(Option::unwrap_or_default);
-            summary.lost += lost;
-            summary.limited += limited;
-            if lost > 0 {
-                summary
-                    .missing
-                    .push(format!("{name} on node {node}: {lost} of {received} packets were lost"));
-            }
-            if limited > 0 {
-                summary.missing.push(format!(
-                    "{name} on node {node}: a rate or a budget has kept {limited} of {received} packets out"
-                ));
+            missing.extend(of.comment.clone().map(about));
+            let received = of.received.unwrap_or_default();
+            let why = ["were lost", "were not copied because of a rate limit or a budget"];
+            for ((sum, of), why) in sums.iter_mut().zip([of.lost, of.limited]).zip(why) {
+                let count = of.unwrap_or_default();
+                *sum += count;
+                if count > 0 {
+                    missing.push(about(format!("{count} of {received} packets {why}")));
+                }
             }
         }
-        summary
-    }
-}
-
-/// The sums of all counters.
-#[derive(Debug, Default, PartialEq, Eq)]
-pub(super) struct Summary {
-    interfaces: usize,
-    limited: u64,
-    lost: u64,
-    /// The interfaces with missing packets, as text.
-    missing: Vec<String>,
-    /// The interfaces whose counters were not received.
-    uncounted: Vec<String>,
-}
-
-impl Summary {
-    /// Whether the counters of all interfaces were received.
-    pub(super) fn is_whole(&self) -> bool {
-        self.uncounted.is_empty()
-    }
-
-    /// The summary for the user, for `packets` packets from `nodes` nodes.
-    pub(super) fn lines(&self, packets: u64, nodes: usize) -> Vec<String> {
-        let Self { interfaces, limited, lost, missing, uncounted } = self;
-        let mut lines = vec![format!(
+        let (interfaces, [lost, limited]) = (self.interfaces.len(), sums);
+        let sum = format!(
             "{packets} packets; {interfaces} interfaces; {nodes} nodes; {limited} packets limited; {lost} packets lost"
-        )];
-        lines.extend(missing.iter().cloned());
-        lines.extend(uncounted.iter().map(|of| format!("{of}: how many packets are missing is not known")));
-        lines
+        );
+        let is_whole = uncounted.is_empty();
+        ([vec![sum], missing, uncounted].concat(), is_whole)
     }
 }
 
@@ -194,15 +168,16 @@ mod tests {
         combined.statistics(2, counted(0, 7, 2, Some(0)));
         combined.statistics(2, counted(0, 9, 3, Some(4)));
         combined.statistics(2, counted(5, 9, 3, Some(9)));
-        let summary = combined.end(7, &mut out);
+        let (lines, is_whole) = combined.end(7, 106, 2, &mut out);
+        assert!(!is_whole);
         assert_eq!(
-            summary.lines(106, 2),
+            lines,
             [
                 "106 packets; 3 interfaces; 2 nodes; 4 packets limited; 3 packets lost",
                 "shop/web eth0 on node a: 5 of its super-frames were cut",
                 "shop/db eth0 on node b: 3 of 9 packets were lost",
-                "shop/db eth0 on node b: a rate or a budget has kept 4 of 9 packets out",
-                "shop/web eth1 on node a: how many packets are missing is not known",
+                "shop/db eth0 on node b: 4 of 9 packets were not copied because of a rate limit or a budget",
+                "shop/web eth1 on node a: the number of missing packets is unknown",
             ]
         );
         let statistics = all(&out).into_iter().filter(|block| matches!(block, Block::Statistics(_)));

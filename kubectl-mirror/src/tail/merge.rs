@@ -4,7 +4,7 @@
 //! streams, the packet with the earliest timestamp is first. A silent stream could still send an earlier packet, so
 //! packets wait for it, but only for a while: each one is released at the latest [`Bounds::hold`] after its arrival,
 //! and at once when all waiting packets have more than [`Bounds::bytes`]. So the output is ordered by time if each
-//! stream is, and if no packet arrives later than `hold` after it was copied. Used by [`tail`](super).
+//! stream is, and if no packet arrives later than `hold` after it was copied.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -20,7 +20,6 @@ pub(super) struct Bounds {
     pub(super) bytes: usize,
 }
 
-/// The unique number of a stream.
 pub(super) type StreamId = u64;
 
 /// The streams, with their waiting packets.
@@ -51,7 +50,6 @@ struct Waiting<T> {
 }
 
 impl<T> Merge<T> {
-    /// Creates a merge without streams.
     pub(super) const fn new(bounds: Bounds) -> Self {
         Self { bounds, streams: BTreeMap::new(), bytes: 0 }
     }

@@ -30,11 +30,10 @@ impl Past {
         let none = if missing > 0 && missing == nodes {
             "no recorder has answered"
         } else {
-            "nothing is recorded of these pods: a recorder has what mirrors copy to its target, as long as it has room \
-             for it"
+            "nothing is recorded of these pods: a recorder keeps what mirrors copy to its target, as long as it has room"
         };
         if missing > 0 {
-            tell(&format!("the past of {missing} of {nodes} nodes is missing"));
+            tell(&format!("the recorded packets of {missing} of {nodes} nodes are missing"));
         }
         match is_there {
             false if args.no_follow => bail!(none),

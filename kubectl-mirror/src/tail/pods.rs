@@ -9,7 +9,6 @@ use anyhow::{Context as _, bail};
 use futures_util::{Stream, StreamExt as _};
 use k8s_openapi::api::core::v1::Pod;
 use kube::{
-    Api,
     core::Selector,
     runtime::{
         WatchStreamExt as _,
@@ -48,7 +47,11 @@ impl Seen {
     /// The changes since `before`, one line each.
     pub(super) fn news_since(&self, before: &Self) -> Vec<String> {
         let come = self.pods.iter().filter(|(uid, _)| !before.pods.contains_key(*uid)).map(|(_, pod)| {
-            let why = if pod.is_of_host { "; it has the network of its node, so it is not read" } else { "" };
+            let why = if pod.is_of_host {
+                "; it uses the network of its node, so its packets are not read"
+            } else {
+                ""
+            };
             format!("pod {} is on node {}{why}", pod.name, pod.node)
         });
         let gone = before.pods.iter().filter(|(uid, _)| !self.pods.contains_key(*uid));
@@ -81,7 +84,6 @@ pub(super) struct Pods {
 }
 
 impl Pods {
-    /// Starts the watch.
     pub(super) fn watch(selection: &Selection, cluster: &Cluster) -> anyhow::Result<Self> {
         let labels = Selector::try_from(selection.labels.clone());
         let labels =
@@ -90,9 +92,8 @@ impl Pods {
         if let Some([name]) = selection.pods.as_deref() {
             config = config.fields(&format!("metadata.name={name}"));
         }
-        let api = Api::namespaced(cluster.client.clone(), &cluster.namespace);
         Ok(Self {
-            events: watcher(api, config).default_backoff().boxed(),
+            events: watcher(cluster.own(), config).default_backoff().boxed(),
             only: selection.pods.clone(),
             seen: Seen::default(),
             coming: Seen::default(),
@@ -181,7 +182,7 @@ mod tests {
         assert!(seen.nodes().is_empty());
         assert_eq!(
             seen.news_since(&Seen::default()),
-            ["pod host is on node a; it has the network of its node, so it is not read"]
+            ["pod host is on node a; it uses the network of its node, so its packets are not read"]
         );
     }
 }

@@ -6,10 +6,7 @@
 use std::time::{Duration, SystemTime};
 
 use anyhow::Context as _;
-use kube::{
-    Api,
-    api::{DeleteParams, ListParams, PostParams, Preconditions},
-};
+use kube::api::{DeleteParams, ListParams, PostParams, Preconditions};
 use mirror_api::{Mirror, MirrorSpec, Stream};
 use sha2::{Digest as _, Sha256};
 use tokio::time::timeout;
@@ -24,7 +21,6 @@ const GRACE: Duration = Duration::from_secs(300);
 /// Timeout for the API server to create or delete the Mirror.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// A Mirror with a stream.
 pub(super) struct Request {
     /// Its namespace and name, as in a request to an agent.
     pub(super) mirror: String,
@@ -35,7 +31,6 @@ pub(super) struct Request {
 }
 
 impl Request {
-    /// Creates the Mirror.
     pub(super) async fn make(
         args: &TailArgs,
         selection: &Selection,
@@ -51,37 +46,37 @@ impl Request {
         };
         let mut mirror = Mirror::new(&name, spec);
         mirror.metadata.labels = Some([(LABEL.to_owned(), "true".to_owned())].into());
-        let Cluster { client, namespace, .. } = cluster;
-        let api = Api::namespaced(client.clone(), namespace);
+        let (api, namespace) = (cluster.own::<Mirror>(), &cluster.namespace);
         let made = timeout(PATIENCE, api.create(&PostParams::default(), &mirror)).await;
         let made = made.context("the API server does not answer").and_then(|made| Ok(made?));
-        let made = made.with_context(|| format!("cannot make a Mirror in namespace {namespace}"))?;
+        let made = made.with_context(|| format!("cannot create a Mirror in namespace {namespace}"))?;
         Ok(Self { mirror: format!("{namespace}/{name}"), key, name, uid: made.metadata.uid })
     }
 
     pub(super) async fn delete(&self, cluster: &Cluster) -> anyhow::Result<()> {
-        let api = Api::<Mirror>::namespaced(cluster.client.clone(), &cluster.namespace);
+        let api = cluster.own::<Mirror>();
         let preconditions = Preconditions { uid: self.uid.clone(), resource_version: None };
         let params = DeleteParams { preconditions: Some(preconditions), ..DeleteParams::default() };
         let deleted = timeout(PATIENCE, api.delete(&self.name, &params)).await;
-        match deleted.context("the API server does not answer") {
+        let deleted = match deleted.context("the API server does not answer") {
             Ok(Err(kube::Error::Api(status))) if status.code == 404 => Ok(()),
-            Ok(deleted) => deleted.map(drop).map_err(anyhow::Error::from),
-            Err(late) => Err(late),
-        }
-        .with_context(|| format!("the Mirror {} stays; it copies nothing, and can be deleted", self.mirror))
+            deleted => deleted.and_then(|deleted| Ok(deleted?)).map(drop),
+        };
+        deleted.with_context(|| {
+            format!("cannot delete the Mirror {}; it copies nothing, and you can delete it", self.mirror)
+        })
     }
 }
 
 /// Deletes the abandoned Mirrors of `tail` commands that were killed. They copy nothing, so a failure is ignored.
 pub(super) async fn sweep(cluster: &Cluster) {
-    let api = Api::<Mirror>::namespaced(cluster.client.clone(), &cluster.namespace);
+    let api = cluster.own::<Mirror>();
     let Ok(mirrors) = api.list(&ListParams::default().labels(LABEL)).await else { return };
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
     for mirror in mirrors.items.iter().filter(|mirror| is_left(mirror, now)) {
         let name = mirror.metadata.name.as_deref().unwrap_or_default();
         if api.delete(name, &DeleteParams::default()).await.is_ok() {
-            tell(&format!("deleted the Mirror {name}, which an earlier tail has left"));
+            tell(&format!("deleted the Mirror {name}, which an earlier tail left behind"));
         }
     }
 }
@@ -100,11 +95,10 @@ fn is_left(mirror: &Mirror, now: Duration) -> bool {
 /// Returns `N` random bytes, in hexadecimal digits.
 fn random<const N: usize>() -> anyhow::Result<String> {
     let mut bytes = [0; N];
-    getrandom::fill(&mut bytes).context("the system gives no random numbers")?;
+    getrandom::fill(&mut bytes).context("cannot get random numbers from the system")?;
     Ok(hex(&bytes))
 }
 
-/// Returns the SHA-256 of a text, in hexadecimal digits.
 fn sha256(text: &str) -> String {
     hex(&Sha256::digest(text))
 }

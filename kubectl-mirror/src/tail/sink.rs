@@ -18,7 +18,6 @@ use tokio::{
 /// Maximum number of parts waiting to be written.
 const PARTS: usize = 4;
 
-/// An open output.
 pub(super) struct Sink {
     parts: mpsc::Sender<Vec<u8>>,
     written: Option<oneshot::Receiver<io::Result<()>>>,
@@ -84,7 +83,7 @@ impl Sink {
         match timeout(patience, finished).await {
             Ok(outcome) => self.judge(outcome.unwrap_or(Ok(()))),
             Err(_) => Err(anyhow!(
-                "the reader of {} has taken nothing for {} s, so the last packets and counters are not there",
+                "the reader of {} read nothing for {} s, so the last packets and counters are missing",
                 self.place,
                 patience.as_secs()
             )),

@@ -6,7 +6,7 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
-use mirror_core::status::{CounterStatus, NodeStatus, TapStatus, columns};
+use mirror_core::status::{CounterStatus, NodeStatus, SessionStatus, TapStatus, columns};
 
 use crate::nodes::is_within;
 
@@ -36,59 +36,38 @@ struct Nic {
 /// A mirror at a NIC, and the serial of its session: a mirror that begins again has another serial.
 type Session = (String, u32);
 
-#[derive(Debug, Clone, Copy, Default, PartialEq)]
-struct Counts {
-    ingress: Count,
-    egress: Count,
-    copied: Count,
-    lost: Count,
-}
+/// Packets and bytes.
+type Count = [u64; 2];
+/// Of ingress, egress, copies and losses.
+type Counts = [Count; 4];
+/// The same a second.
+type Rates = [[f64; 2]; 4];
 
-#[derive(Debug, Clone, Copy, Default, PartialEq)]
-struct Count {
-    packets: u64,
-    bytes: u64,
-}
-
-impl Count {
-    fn add(&mut self, other: Self) {
-        self.packets = self.packets.saturating_add(other.packets);
-        self.bytes = self.bytes.saturating_add(other.bytes);
-    }
-
-    /// The difference since an earlier reading; `None`: the counter has restarted.
-    fn since(self, then: Self) -> Option<Self> {
-        let packets = self.packets.checked_sub(then.packets)?;
-        Some(Self { packets, bytes: self.bytes.checked_sub(then.bytes)? })
+fn add(sum: &mut Count, count: Count) {
+    for (sum, count) in sum.iter_mut().zip(count) {
+        *sum = sum.saturating_add(count);
     }
 }
 
-impl Counts {
-    fn of(counters: &[CounterStatus]) -> Self {
-        let mut counts = Self::default();
-        for counter in counters {
-            let count = Count { packets: counter.packets, bytes: counter.bytes };
-            match counter.direction.as_str() {
-                "ingress" => counts.ingress.add(count),
-                _ => counts.egress.add(count),
-            }
-            if counter.is_copied() {
-                counts.copied.add(count);
-            } else if counter.is_lost() {
-                counts.lost.add(count);
-            }
+fn counts(counters: &[CounterStatus]) -> Counts {
+    let mut sums = Counts::default();
+    for counter in counters {
+        let is_ingress = counter.direction == "ingress";
+        let are_counted = [is_ingress, !is_ingress, counter.is_copied(), counter.is_lost()];
+        for (sum, _) in sums.iter_mut().zip(are_counted).filter(|(_, is_counted)| *is_counted) {
+            add(sum, [counter.packets, counter.bytes]);
         }
-        counts
     }
+    sums
+}
 
-    fn since(&self, then: &Self) -> Option<Self> {
-        Some(Self {
-            ingress: self.ingress.since(then.ingress)?,
-            egress: self.egress.since(then.egress)?,
-            copied: self.copied.since(then.copied)?,
-            lost: self.lost.since(then.lost)?,
-        })
+/// The difference since an earlier reading; `None`: a counter has restarted.
+fn since(then: &Counts, now: &Counts) -> Option<Counts> {
+    let mut added = *now;
+    for (added, then) in added.as_flattened_mut().iter_mut().zip(then.as_flattened()) {
+        *added = added.checked_sub(*then)?;
     }
+    Some(added)
 }
 
 impl Look {
@@ -98,10 +77,8 @@ impl Look {
         for TapStatus { ifindex, pod, nic, sessions, .. } in status.taps {
             let Some(pod) = pod.filter(|pod| is_within(scope, &pod.namespace)) else { continue };
             let nic = Nic { namespace: pod.namespace, pod: pod.name, nic, uid: pod.uid, ifindex };
-            let sessions = sessions.into_iter().map(|session| {
-                let counts = Counts::of(&session.counters);
-                ((session.mirror, session.serial), counts)
-            });
+            let counted = |of: SessionStatus| ((of.mirror, of.serial), counts(&of.counters));
+            let sessions = sessions.into_iter().map(counted);
             nics.entry(nic).or_default().extend(sessions);
         }
         Self { at, nics }
@@ -114,30 +91,6 @@ pub(super) struct Row {
     node: String,
     nic: Nic,
     rates: Option<Rates>,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq)]
-struct Rates {
-    /// Ingress and egress of the pod, as far as the tap sees them.
-    ingress: Rate,
-    egress: Rate,
-    /// The copies of all mirrors.
-    copied: Rate,
-    lost: Rate,
-}
-
-/// Packets and bytes a second.
-#[derive(Debug, Clone, Copy, PartialEq)]
-struct Rate {
-    packets: f64,
-    bytes: f64,
-}
-
-impl Rate {
-    #[expect(clippy::cast_precision_loss, reason = "a rate is shown with three digits at most")]
-    fn new(count: Count, seconds: f64) -> Self {
-        Self { packets: count.packets as f64 / seconds, bytes: count.bytes as f64 / seconds }
-    }
 }
 
 /// The NICs of all nodes, ordered by bytes per second; those without rates are last.
@@ -154,7 +107,7 @@ pub(super) fn rows(then: &BTreeMap<String, Look>, now: &BTreeMap<String, Look>) 
                 }),
         }));
     }
-    let bytes = |row: &Row| row.rates.map_or(-1.0, |of| of.ingress.bytes + of.egress.bytes);
+    let bytes = |row: &Row| row.rates.map_or(-1.0, |[ingress, egress, ..]| ingress[1] + egress[1]);
     // The sort is stable, so rows with equal rates keep their order.
     rows.sort_by(|one, other| bytes(other).total_cmp(&bytes(one)));
     rows
@@ -162,25 +115,19 @@ pub(super) fn rows(then: &BTreeMap<String, Look>, now: &BTreeMap<String, Look>) 
 
 /// The rates of a NIC. Each session counts each packet of its tap once, so any one of them gives the traffic of the
 /// tap.
+#[expect(clippy::cast_precision_loss, reason = "a rate is shown with three digits at most")]
 fn rates(then: &BTreeMap<Session, Counts>, now: &BTreeMap<Session, Counts>, time: Duration) -> Option<Rates> {
-    let mut sum = None::<Counts>;
+    let mut sums = None::<Counts>;
     for (session, counts) in now {
-        let Some(added) = then.get(session).and_then(|then| counts.since(then)) else { continue };
-        let sum = sum.get_or_insert_default();
-        for (most, added) in [(&mut sum.ingress, added.ingress), (&mut sum.egress, added.egress)] {
-            if added.packets > most.packets {
-                *most = added;
-            }
-        }
-        sum.copied.add(added.copied);
-        sum.lost.add(added.lost);
+        let Some(added) = then.get(session).and_then(|then| since(then, counts)) else { continue };
+        let [ingress, egress, copied, lost] = sums.get_or_insert_default();
+        *ingress = added[0].max(*ingress);
+        *egress = added[1].max(*egress);
+        add(copied, added[2]);
+        add(lost, added[3]);
     }
-    let (Counts { ingress, egress, copied, lost }, seconds) = (sum?, time.as_secs_f64());
-    (seconds > 0.0).then(|| {
-        let [ingress, egress, copied, lost] =
-            [ingress, egress, copied, lost].map(|count| Rate::new(count, seconds));
-        Rates { ingress, egress, copied, lost }
-    })
+    let (sums, seconds) = (sums?, time.as_secs_f64());
+    (seconds > 0.0).then(|| sums.map(|count| count.map(|count| count as f64 / seconds)))
 }
 
 /// The table for people, with at most `most` rows; empty without any.
@@ -188,40 +135,20 @@ pub(super) fn table(rows: &[Row], most: usize) -> String {
     if rows.is_empty() {
         return String::new();
     }
-    let head = [
-        "NAMESPACE",
-        "POD",
-        "NIC",
-        "NODE",
-        "INGRESS/S",
-        "BYTES/S",
-        "EGRESS/S",
-        "BYTES/S",
-        "COPIED/S",
-        "BYTES/S",
-        "LOST/S",
-    ];
-    let mut lines = vec![head.map(str::to_owned).to_vec()];
+    let head = "NAMESPACE POD NIC NODE INGRESS/S BYTES/S EGRESS/S BYTES/S COPIED/S BYTES/S LOST/S";
+    let mut lines = vec![head.split(' ').map(str::to_owned).collect::<Vec<_>>()];
     for Row { node, nic, rates } in rows.iter().take(most) {
         let mut line = [&nic.namespace, &nic.pod, &nic.nic, node].map(Clone::clone).to_vec();
-        line.extend(match rates {
-            None => [UNKNOWN; 7].map(str::to_owned),
-            Some(Rates { ingress, egress, copied, lost }) => [
-                ingress.packets,
-                ingress.bytes,
-                egress.packets,
-                egress.bytes,
-                copied.packets,
-                copied.bytes,
-                lost.packets,
-            ]
-            .map(short),
-        });
+        match rates {
+            None => line.extend([UNKNOWN; 7].map(str::to_owned)),
+            // Without the bytes of the losses.
+            Some(rates) => line.extend(rates.as_flattened().iter().take(7).map(|rate| short(*rate))),
+        }
         lines.push(line);
     }
     let mut text = columns(&lines);
     if rows.len() > most {
-        text += &format!("{most} of {} NICs are shown, those that carry most\n", rows.len());
+        text += &format!("{most} of {} NICs are shown, those with the most traffic\n", rows.len());
     }
     text
 }

@@ -125,7 +125,8 @@ async fn follow(
         when_read::watch(dataplane.unread())?;
     }
     let source = pods.state();
-    let readers = Control::new(dataplane.rings(), policy.targets.clone());
+    let rings = dataplane.rings();
+    let readers = Control::new(rings.clone(), policy.targets.clone());
     let mut reconciler =
         Reconciler::new(pods, links, dataplane, readers.watch(), policy, mirrors, metrics.clone());
     let reports = reconciler.reports();
@@ -135,7 +136,8 @@ async fn follow(
     notes::serve(socket, reports.clone(), trouble.subscribe())?;
     control::serve(control, readers.clone(), reports.clone())?;
     if let Listen::At(address) = listen {
-        let metrics = Metrics::new(&metrics, reports.clone(), Reader::open(&pins)?, args.metrics_per_pod)?;
+        let maps = Reader::open(&pins)?.with_rings(rings);
+        let metrics = Metrics::new(&metrics, reports.clone(), maps, args.metrics_per_pod)?;
         let (of_alive, of_ready) = (reports.clone(), reports);
         let admin = Admin {
             alive: Box::new(move || health::alive(&of_alive.borrow(), Instant::now())),

@@ -66,7 +66,7 @@ async fn read(pins: &Pins) -> anyhow::Result<NodeStatus> {
     let mut reader = Reader::open(pins)?;
     let attached = attached(pins, reader.devices()).await?;
     // After the hooks: the agent attaches last, so a hook is never shown next to sessions that are not written yet.
-    let Readout { targets, taps: entries, copied_again: _ } = reader.read()?;
+    let Readout { targets, taps: entries, .. } = reader.read()?;
     // The pinned targets are those that the last agent wrote; the devices are read now.
     let devices = Netlink::new()?.snapshot(&[]).await?;
     let drops = drops()?;
@@ -147,7 +147,7 @@ async fn attached(pins: &Pins, devices: Vec<Device>) -> anyhow::Result<BTreeMap<
 }
 
 fn session(readout: SessionReadout) -> SessionStatus {
-    let SessionReadout { mirror, session, serial, ended, left, counts, misfits } = readout;
+    let SessionReadout { mirror, session, serial, ended, left, counts, copied_bytes: _, misfits } = readout;
     SessionStatus {
         mirror: mirror.to_string(),
         target: session.target.to_string(),

@@ -249,6 +249,11 @@ impl Maps {
         taps.collect()
     }
 
+    /// The number of filters that sessions use.
+    pub fn filters(&self) -> usize {
+        self.ledger.filters.len()
+    }
+
     /// The capacity of the tables.
     pub fn capacity(&self) -> Capacity {
         Capacity {
@@ -447,6 +452,7 @@ impl Maps {
                 *packets += add.packets;
                 *bytes += add.bytes;
             }
+            sum.removed.iter_mut().zip(cpu.removed).for_each(|(bytes, add)| *bytes += add);
         }
         Ok(sum)
     }

@@ -36,8 +36,8 @@ const NETNS: &str = ".bss";
 /// The name of the thread that loads programs for the next pod.
 const LOADER: &str = "next-programs";
 
-/// The memory for the counters of all sessions, in bytes. A session needs 512 bytes for every possible CPU.
-const COUNTER_MEMORY: usize = 64 << 20;
+/// The memory for the counters of all sessions, in bytes. A session needs 528 bytes for every possible CPU.
+const COUNTER_MEMORY: usize = 66 << 20;
 /// The minimum number of sessions, on any machine.
 const MIN_SESSIONS: u32 = 64;
 

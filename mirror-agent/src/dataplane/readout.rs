@@ -14,16 +14,29 @@ use mirror_common::{
 use super::{
     maps::{Maps, SessionEntry, TapEntry},
     pins::Pins,
+    rings::Rings,
 };
 pub use crate::links::drops;
 use crate::{
-    model::{Device, Ended, MirrorId, Owner, Session, Target, TargetName},
+    model::{Capacity, Device, Ended, MirrorId, Owner, Session, Target, TargetName},
     settings::Budget,
 };
 
 /// The pinned maps, open for reading.
 pub struct Reader {
     maps: Maps,
+    rings: Rings,
+}
+
+/// How full the ring of a stream is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RingFill {
+    /// The stream.
+    pub target: TargetName,
+    /// The bytes that its reader has not returned yet.
+    pub used: u64,
+    /// The size in bytes.
+    pub size: u32,
 }
 
 /// The contents of the maps at one moment.
@@ -36,6 +49,10 @@ pub struct Readout {
     /// The number of packets that a second tap has copied in the form of the first, because the node translated them in
     /// between or, rarely, because the note of the first copy was lost.
     pub copied_again: u64,
+    /// The number of filters that sessions use.
+    pub filters: usize,
+    /// The capacity of the tables.
+    pub capacity: Capacity,
 }
 
 /// A tap in the maps.
@@ -66,6 +83,8 @@ pub struct SessionReadout {
     pub left: Budget,
     /// The counters of its packets that are not zero.
     pub counts: Vec<Count>,
+    /// The bytes of its copies, after they were cut, by direction.
+    pub copied_bytes: [u64; Direction::COUNT],
     /// The counters of copies that differ from what the session requests, if not zero.
     pub misfits: Vec<MisfitCount>,
 }
@@ -79,7 +98,7 @@ pub struct Count {
     pub verdict: Verdict,
     /// The number of packets.
     pub packets: u64,
-    /// The number of their bytes.
+    /// The number of their bytes, before any copy is cut.
     pub bytes: u64,
 }
 
@@ -99,7 +118,12 @@ pub struct MisfitCount {
 impl Reader {
     /// Opens the maps that are pinned; an error if there are none.
     pub fn open(pins: &Pins) -> anyhow::Result<Self> {
-        Ok(Self { maps: Maps::open(pins)? })
+        Ok(Self { maps: Maps::open(pins)?, rings: Rings::default() })
+    }
+
+    /// The same, for the agent that has made these rings.
+    pub fn with_rings(self, rings: Rings) -> Self {
+        Self { rings, ..self }
     }
 
     /// The devices that have a tap, or the pod side of one.
@@ -127,12 +151,35 @@ impl Reader {
             {
                 let counters = self.maps.counters(id)?;
                 let (counts, misfits) = (counts(&counters), misfits(&counters));
-                sessions.push(SessionReadout { mirror, session, serial, ended, left, counts, misfits });
+                let copied_bytes = Direction::ALL.map(|direction| counters.copied_bytes(direction));
+                sessions.push(SessionReadout {
+                    mirror,
+                    session,
+                    serial,
+                    ended,
+                    left,
+                    counts,
+                    copied_bytes,
+                    misfits,
+                });
             }
             let pod_side = head.pod_side().filter(|_| head.pod_side.is_some_and(|side| side.sees));
             taps.push(TapReadout { device, pod_side, owner: head.owner, sessions });
         }
-        Ok(Readout { targets: self.maps.targets(), taps, copied_again: self.maps.copied_again()? })
+        Ok(Readout {
+            targets: self.maps.targets(),
+            taps,
+            copied_again: self.maps.copied_again()?,
+            filters: self.maps.filters(),
+            capacity: self.maps.capacity(),
+        })
+    }
+
+    /// Reads how full the rings of this agent are. The streams are those of the last readout.
+    pub fn ring_fills(&self) -> anyhow::Result<Vec<RingFill>> {
+        let in_rings = self.maps.in_rings()?.into_iter();
+        let fill = |(target, (ring, used))| Some(RingFill { target, used, size: self.rings.size(ring)? });
+        Ok(in_rings.filter_map(fill).collect())
     }
 }
 
@@ -140,9 +187,8 @@ fn counts(sum: &SessionCounters) -> Vec<Count> {
     let mut counts = Vec::new();
     for direction in Direction::ALL {
         for verdict in Verdict::ALL {
-            let counter = sum.counters[direction as usize][verdict as usize];
-            if counter.packets > 0 {
-                let (packets, bytes) = (counter.packets, counter.bytes);
+            let Counter { packets, bytes } = sum.packets(direction, verdict);
+            if packets > 0 {
                 counts.push(Count { direction, verdict, packets, bytes });
             }
         }
@@ -154,7 +200,7 @@ fn misfits(sum: &SessionCounters) -> Vec<MisfitCount> {
     let mut misfits = Vec::new();
     for direction in Direction::ALL {
         for misfit in Misfit::ALL {
-            let Counter { packets, bytes } = sum.counters[direction as usize][misfit as usize];
+            let Counter { packets, bytes } = sum.misfits(direction, misfit);
             if packets > 0 {
                 misfits.push(MisfitCount { direction, misfit, packets, bytes });
             }

@@ -68,6 +68,11 @@ impl Rings {
         self.all().values().map(|(_, bytes)| *bytes).sum()
     }
 
+    /// The size of a ring in bytes.
+    pub fn size(&self, id: RingId) -> Option<u32> {
+        self.all().get(&id).map(|(_, bytes)| *bytes)
+    }
+
     /// Forgets a ring. Its memory is freed when no eBPF map and no reader holds it.
     pub fn forget(&self, id: RingId) {
         self.all().remove(&id);
@@ -96,6 +101,13 @@ impl Streams {
         })
     }
 
+    /// The bytes that a session has in use in its ring.
+    pub(super) fn in_use(&self, session: u32) -> anyhow::Result<u64> {
+        let taken = self.taken.get(&session, 0).context("cannot read what is taken of the rings")?;
+        let returned = self.returned.get(&session, 0).context("cannot read what is returned to the rings")?;
+        Ok(stream::in_use(taken, returned))
+    }
+
     /// Returns all room in rings that a session, or an earlier session with its id, has taken.
     pub(super) fn clear(&mut self, session: u32) -> anyhow::Result<()> {
         let taken = self.taken.get(&session, 0).context("cannot read what is taken of the rings")?;
@@ -119,6 +131,12 @@ impl Streams {
 /// Creates the smallest ring, a placeholder for a removed one.
 pub(super) fn empty_ring() -> anyhow::Result<RingBuf<MapData>> {
     RingBuf::create(EMPTY_RING, 0).context("cannot create an empty ring")
+}
+
+/// Splits a record into its head and the captured bytes. `None`: it is shorter than a head.
+pub fn split(record: &[u8]) -> Option<(RecordHead, &[u8])> {
+    let (head, bytes) = RecordHead::read_from_prefix(record).ok()?;
+    Some((head, bytes.get(..head.captured as usize).unwrap_or(bytes)))
 }
 
 /// The reader of a ring.
@@ -167,9 +185,9 @@ impl RingReader {
                 break;
             };
             // The programs write complete records only.
-            let Ok((head, bytes)) = RecordHead::read_from_prefix(&item) else { continue };
+            let Some((head, bytes)) = split(&item) else { continue };
             *read.entry(head.session).or_default() += stream::room(head.captured);
-            if record(&head, bytes.get(..head.captured as usize).unwrap_or(bytes)).is_break() {
+            if record(&head, bytes).is_break() {
                 break;
             }
         }

@@ -7,7 +7,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    io,
+    io, iter,
 };
 
 use netlink_packet_core::{NLM_F_DUMP, NLM_F_DUMP_INTR, NLM_F_REQUEST, NetlinkMessage, NetlinkPayload};
@@ -119,14 +119,27 @@ fn attempt(most: usize) -> io::Result<Attempt> {
     })
 }
 
-fn device(reply: NetlinkMessage<RouteNetlinkMessage>) -> Option<Link> {
+/// Returns the messages of a datagram of the kernel. Skips those that cannot be decoded.
+pub fn messages(datagram: &mut [u8]) -> impl Iterator<Item = NetlinkMessage<RouteNetlinkMessage>> {
+    mend(datagram);
+    let mut rest = &*datagram;
+    let decoded = iter::from_fn(move || {
+        let (message, after) = split_first(rest)?;
+        rest = after;
+        Some(NetlinkMessage::deserialize(message))
+    });
+    decoded.flatten()
+}
+
+/// Returns the device that a message describes.
+pub fn device(reply: NetlinkMessage<RouteNetlinkMessage>) -> Option<Link> {
     match reply.payload {
         NetlinkPayload::InnerMessage(RouteNetlinkMessage::NewLink(message)) => Some(decode::link(message)),
         _ => None,
     }
 }
 
-/// Passes each reply to `take`, until there are no more or `take` returns false. Skips a reply that cannot be decoded.
+/// Passes each reply to `take`, until there are no more or `take` returns false.
 fn ask(
     mut question: LinkMessage,
     flags: u16,
@@ -151,11 +164,7 @@ fn ask(
                 "the kernel's answer has {length} bytes, more than {DATAGRAM}"
             )));
         }
-        mend(&mut received);
-        let mut rest = received.as_slice();
-        while let Some((message, after)) = split_first(rest) {
-            rest = after;
-            let Ok(reply) = NetlinkMessage::<RouteNetlinkMessage>::deserialize(message) else { continue };
+        for reply in messages(&mut received) {
             let is_last = match &reply.payload {
                 NetlinkPayload::Error(error) if error.code.is_some() => return Err(error.to_io()),
                 NetlinkPayload::Done(done) if done.code < 0 => {

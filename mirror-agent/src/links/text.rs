@@ -12,9 +12,10 @@ use std::{
 use bytes::BufMut;
 use rtnetlink::sys::{AsyncSocket, Socket, SocketAddr, TokioSocket};
 
-/// The size in bytes of the header of a message and of the device header after it (`struct nlmsghdr`, `struct
+/// The size in bytes of the header of a message (`struct nlmsghdr`), and with the device header after it (`struct
 /// ifinfomsg`).
-const HEADERS: usize = 16 + 16;
+const HEADER: usize = 16;
+const HEADERS: usize = HEADER + 16;
 /// The size in bytes of the header of an attribute (`struct nlattr`).
 const ATTRIBUTE: usize = 4;
 /// The bits of an attribute's type that are the type (`NLA_TYPE_MASK`).
@@ -26,9 +27,10 @@ pub(super) struct Mended(TokioSocket);
 /// Replaces invalid bytes in messages about devices.
 pub(super) fn mend(mut received: &mut [u8]) {
     while let Some((length, kind)) = number(received).zip(u16_at(received, 4)) {
-        let Some((message, rest)) = received.split_at_mut_checked(length.max(HEADERS)) else { return };
+        let length = length.max(HEADER);
+        let Some((message, rest)) = received.split_at_mut_checked(length) else { return };
         if matches!(kind, libc::RTM_NEWLINK | libc::RTM_DELLINK) {
-            mend_attributes(&mut message[HEADERS..]);
+            mend_attributes(message.get_mut(HEADERS..).unwrap_or_default());
         }
         received = rest.get_mut(aligned(length) - length..).unwrap_or_default();
     }
@@ -169,6 +171,18 @@ mod tests {
         let mut same = other.clone();
         mend(&mut same);
         assert_eq!(same, other);
+    }
+
+    /// The end of a list has no device header.
+    #[test]
+    fn names_after_a_short_message_are_mended() {
+        let short = [&20_u32.to_ne_bytes()[..], &[0; 16]].concat();
+        let both = |name: &[u8]| {
+            [&short[..], &message(libc::RTM_NEWLINK, &attribute(libc::IFLA_IFNAME, name))].concat()
+        };
+        let mut mended = both(b"a\xff\0");
+        mend(&mut mended);
+        assert_eq!(mended, both(b"a?\0"));
     }
 
     proptest! {

@@ -1,6 +1,8 @@
 //! The metrics of the controller.
 
-use prometheus::{IntCounter, IntGauge, Registry, TextEncoder};
+use std::time::Duration;
+
+use prometheus::{Histogram, IntCounterVec, IntGauge, Opts, Registry, TextEncoder};
 
 /// The metrics of the controller, updated while it runs.
 #[derive(Debug, Clone)]
@@ -10,8 +12,10 @@ pub struct ControllerMetrics {
     nodes: IntGauge,
     stale: IntGauge,
     mirrors: IntGauge,
-    writes: IntCounter,
-    failures: IntCounter,
+    reconcile: Histogram,
+    writes: IntCounterVec,
+    failures: IntCounterVec,
+    watch_restarts: IntCounterVec,
 }
 
 impl ControllerMetrics {
@@ -23,11 +27,16 @@ impl ControllerMetrics {
             registry.register(Box::new(gauge.clone()))?;
             prometheus::Result::Ok(gauge)
         };
-        let counter = |name, help| {
-            let counter = IntCounter::new(name, help)?;
-            registry.register(Box::new(counter.clone()))?;
-            prometheus::Result::Ok(counter)
+        let counters = |name, help, label| {
+            let counters = IntCounterVec::new(Opts::new(name, help), &[label])?;
+            registry.register(Box::new(counters.clone()))?;
+            prometheus::Result::Ok(counters)
         };
+        let reconcile = super::seconds(
+            "podmirror_controller_reconcile_duration_seconds",
+            "Time to compute and write the status of an object, also if the write failed.",
+        )?;
+        registry.register(Box::new(reconcile.clone()))?;
         Ok(Self {
             leads: gauge(
                 "podmirror_controller_is_leader",
@@ -42,10 +51,21 @@ impl ControllerMetrics {
                 "podmirror_controller_mirrors",
                 "Mirrors and ClusterMirrors that the controller has read.",
             )?,
-            writes: counter("podmirror_controller_writes_total", "Statuses that were written.")?,
-            failures: counter(
+            reconcile,
+            writes: counters(
+                "podmirror_controller_writes_total",
+                "Statuses that were written, by kind of object.",
+                "kind",
+            )?,
+            failures: counters(
                 "podmirror_controller_write_failures_total",
-                "Statuses that could not be written, and are retried.",
+                "Statuses that could not be written and are retried, by kind of object.",
+                "kind",
+            )?,
+            watch_restarts: counters(
+                "podmirror_controller_watch_restarts_total",
+                "Restarts of a watch of the Kubernetes API after a failure.",
+                "watch",
             )?,
             registry,
         })
@@ -66,9 +86,15 @@ impl ControllerMetrics {
         }
     }
 
-    /// Counts a write of a status, or a failed one.
-    pub(crate) fn written(&self, is_written: bool) {
-        if is_written { &self.writes } else { &self.failures }.inc();
+    /// Counts a write of a status of this kind, or a failed one, and the time since its computation began.
+    pub(crate) fn written(&self, kind: &str, is_written: bool, took: Duration) {
+        if is_written { &self.writes } else { &self.failures }.with_label_values(&[kind]).inc();
+        self.reconcile.observe(took.as_secs_f64());
+    }
+
+    /// Counts a restart of a watch of these objects.
+    pub(crate) fn watch_restart(&self, objects: &str) {
+        self.watch_restarts.with_label_values(&[objects]).inc();
     }
 
     /// Returns the text of all metrics.

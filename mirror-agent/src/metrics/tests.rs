@@ -2,16 +2,16 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-use mirror_common::verdict::Verdict;
+use mirror_common::verdict::{Misfit, Verdict};
 use mirror_core::coverage::{Doubt, State, Way};
 use tokio::time::Instant;
 
 use super::*;
 use crate::{
-    dataplane::readout::Count,
+    dataplane::readout::{Count, MisfitCount, Readout, RingFill, SessionReadout, TapReadout},
     model::{
-        Device, DeviceTarget, Directions, Ended, Hidden, IfIndex, MirrorId, Name, Origin, Owner, Place,
-        PodId, Program, Session, Target, TargetName,
+        Capacity, Device, DeviceTarget, Directions, Ended, Hidden, IfIndex, MirrorId, Name, Origin, Owner,
+        Place, PodId, Program, Session, Target, TargetName,
     },
     report::Judged,
     select::{BadAnnotation, Problem, Skipped, Why},
@@ -48,6 +48,7 @@ fn tap(ifindex: u32, pod: Option<PodId>, packets: u64) -> TapReadout {
         left: Budget::default(),
         serial: 0,
         counts: vec![Count { direction, verdict, packets, bytes: packets * 60 }],
+        copied_bytes: [0, packets * 50],
         misfits: if packets > 100 { vec![cut] } else { Vec::new() },
     };
     let mut sessions = vec![session("default", packets)];
@@ -55,6 +56,11 @@ fn tap(ifindex: u32, pod: Option<PodId>, packets: u64) -> TapReadout {
         sessions.push(session("ids", 70));
     }
     TapReadout { device: Device::on_node(IfIndex(ifindex)), pod_side: None, owner, sessions }
+}
+
+fn readout(targets: BTreeMap<TargetName, Target>, taps: Vec<TapReadout>) -> Readout {
+    let capacity = Capacity { taps: 4096, sessions: 1024, filters: 2048, instructions: 1 << 20 };
+    Readout { targets, taps, copied_again: 3, filters: 2, capacity }
 }
 
 #[test]
@@ -81,25 +87,29 @@ fn a_pod_and_its_successor_are_one_series_and_an_interface_has_no_pod() {
              result=\"copied\",target=\"default\"}}"
         )
     };
-    let cut = |namespace, pod| labels(namespace, pod, "default").replace("result=\"copied\",", "");
+    let cut = |namespace, pod, mirror| labels(namespace, pod, mirror).replace("result=\"copied\",", "");
     assert_eq!(
-        lines(
-            |registry| register_state(registry, &Readout { targets, taps, copied_again: 3 }, &drops).unwrap()
-        ),
+        lines(|registry| register_state(registry, &readout(targets, taps), &drops).unwrap()),
         [
             format!("podmirror_bytes_total{} 300", labels("", "", "default")),
             format!("podmirror_bytes_total{} 60420", labels("shop", "web", "default")),
             format!("podmirror_bytes_total{} 4200", labels("shop", "web", "ids")),
-            "podmirror_copied_again_total 3".into(),
-            format!("podmirror_cut_bytes_total{} 4000", cut("shop", "web")),
-            format!("podmirror_cut_packets_total{} 3", cut("shop", "web")),
+            "podmirror_copied_again_packets_total 3".into(),
+            format!("podmirror_copied_bytes_total{} 250", cut("", "", "default")),
+            format!("podmirror_copied_bytes_total{} 50350", cut("shop", "web", "default")),
+            format!("podmirror_copied_bytes_total{} 3500", cut("shop", "web", "ids")),
+            format!("podmirror_cut_bytes_total{} 4000", cut("shop", "web", "default")),
+            format!("podmirror_cut_packets_total{} 3", cut("shop", "web", "default")),
             "podmirror_ended_sessions 1".into(),
+            "podmirror_filters 2".into(),
+            "podmirror_filters_max 2048".into(),
             format!("podmirror_packets_total{} 5", labels("", "", "default")),
             format!("podmirror_packets_total{} 1007", labels("shop", "web", "default")),
             format!("podmirror_packets_total{} 70", labels("shop", "web", "ids")),
             "podmirror_sessions 4".into(),
-            "podmirror_sessions_max 4096".into(),
+            "podmirror_sessions_max 1024".into(),
             "podmirror_stream_readers{target=\"live\"} 0".into(),
+            "podmirror_taps_max 4096".into(),
             "podmirror_target_dropped_frames_total{destination=\"mirror0\",target=\"default\"} 5".into(),
             "podmirror_target_up{destination=\"ids0\",target=\"ids\"} 0".into(),
             "podmirror_target_up{destination=\"mirror0\",target=\"default\"} 1".into(),
@@ -125,7 +135,7 @@ fn a_nic_has_one_series_with_its_network() {
         with_network(3, "b", Some("shop/fast")),
         captured,
     ];
-    let readout = Readout { targets: BTreeMap::new(), taps, copied_again: 0 };
+    let readout = readout(BTreeMap::new(), taps);
     let lines = lines(|registry| register_state(registry, &readout, &BTreeMap::new()).unwrap());
     let infos: Vec<_> = lines.iter().filter(|line| line.starts_with("podmirror_nic_info")).collect();
     assert_eq!(
@@ -219,7 +229,7 @@ fn each_direction_of_a_nic_has_one_series_with_its_coverage() {
 fn without_names_the_nics_of_a_namespace_are_summed_up() {
     let mut taps = vec![tap(1, Some(pod("web", "a")), 5), tap(2, Some(pod("db", "b")), 6)];
     taps.iter_mut().for_each(|tap| without_names(&mut tap.owner));
-    let readout = Readout { targets: BTreeMap::new(), taps, copied_again: 0 };
+    let readout = readout(BTreeMap::new(), taps);
     let judged = Judged { state: State::Covered, since: Instant::now(), seen: 1, carried: 2 };
     let nic = |name: &str| NicCoverage {
         pod: pod(name, name),
@@ -239,11 +249,25 @@ fn without_names_the_nics_of_a_namespace_are_summed_up() {
     for line in [
         format!("podmirror_packets_total{{{labels}}} 11"),
         format!("podmirror_bytes_total{{{labels}}} 660"),
+        format!("podmirror_copied_bytes_total{{{}}} 550", labels.replace("result=\"copied\",", "")),
         format!("podmirror_nic_carried_packets_total{{{of_nic}}} 4"),
         format!("podmirror_nic_coverage{{{of_nic},state=\"Covered\"}} 2"),
     ] {
         assert!(lines.contains(&line), "{line}: {lines:?}");
     }
+}
+
+#[test]
+fn a_ring_is_told_by_the_name_of_its_stream_unless_it_is_of_a_capture() {
+    let fill = |name, used| RingFill { target: TargetName(name), used, size: 4 << 20 };
+    let rings = [fill("live".parse().unwrap(), 136), fill(Name::of_capture(1), 7)];
+    assert_eq!(
+        lines(|registry| register_rings(registry, &rings).unwrap()),
+        [
+            "podmirror_stream_ring_size_bytes{target=\"live\"} 4194304",
+            "podmirror_stream_ring_used_bytes{target=\"live\"} 136",
+        ]
+    );
 }
 
 #[test]

@@ -43,10 +43,8 @@ use tokio::{
     time::Instant,
 };
 
-pub(crate) use self::{
-    bounded::{Bounded, WithStatus},
-    resource::{Kind, metadata},
-};
+pub use self::{bounded::Bounded, resource::Kind};
+pub(crate) use self::{bounded::WithStatus, resource::metadata};
 use self::{
     follow::Follower,
     installation::Installation,

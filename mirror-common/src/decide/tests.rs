@@ -12,6 +12,9 @@ use crate::{
 
 const TARGETS: u32 = 3;
 const READY: u32 = TARGET_UP | TARGET_CUTS;
+/// Bytes that a copy of each kind lacks.
+const CLONE_LACKS: u32 = 904;
+const RECORD_LACKS: u32 = 40;
 /// The devices of two pods.
 const A: u32 = 11;
 const B: u32 = 12;
@@ -47,6 +50,8 @@ struct Node {
     unread: Vec<u32>,
     charged: Vec<u32>,
     counted: Vec<(u32, Direction, Verdict)>,
+    /// The bytes that each session's copy lacks.
+    removed: Vec<u32>,
 }
 
 impl Kernel for Node {
@@ -90,15 +95,15 @@ impl Kernel for Node {
 
     fn clone_to(&mut self, session: &Session, _: Direction, target: Reach, tc_index: u16) -> Cloned {
         self.clones.push((target.ifindex, tc_index, session.snaplen));
-        self.answers.get(&target.ifindex).copied().unwrap_or(Cloned { code: 0, is_uncut: false })
+        self.answers.get(&target.ifindex).copied().unwrap_or(Cloned { code: 0, is_uncut: false, removed: 0 })
     }
 
-    fn record(&mut self, session: &Session, direction: Direction) -> Result<(), Verdict> {
+    fn record(&mut self, session: &Session, direction: Direction) -> Result<u32, Verdict> {
         if self.is_ring_full {
             return Err(Verdict::Lost);
         }
         self.records.push((session.serial, direction));
-        Ok(())
+        Ok(RECORD_LACKS)
     }
 
     fn set_tc_index(&mut self, tc_index: u16) {
@@ -117,15 +122,16 @@ impl Kernel for Node {
         self.again += 1;
     }
 
-    fn count(&mut self, session: &Session, direction: Direction, verdict: Verdict) {
+    fn count(&mut self, session: &Session, direction: Direction, verdict: Verdict, removed: u32) {
         self.counted.push((session.id, direction, verdict));
+        self.removed.push(removed);
     }
 }
 
 impl Node {
     /// Runs the packet through the tap. Returns the verdict of each session, and the packet afterwards.
     fn see(&mut self, packet: Packet, tap: &Tap) -> (Vec<Verdict>, Packet) {
-        (self.tc_index, self.counted) = (None, Vec::new());
+        (self.tc_index, self.counted, self.removed) = (None, Vec::new(), Vec::new());
         mirror(self, packet, tap);
         let verdicts = self.counted.iter().map(|&(_, _, verdict)| verdict).collect();
         (verdicts, Packet { tc_index: self.tc_index.unwrap_or(packet.tc_index), ..packet })
@@ -192,7 +198,7 @@ fn any_tap() -> impl Strategy<Value = Tap> {
 
 fn any_node() -> impl Strategy<Value = Node> {
     let answer = (select(vec![0, 0, 0, 1, 2, -12, -22, -100]), prop::bool::weighted(0.1))
-        .prop_map(|(code, is_uncut)| Cloned { code, is_uncut });
+        .prop_map(|(code, is_uncut)| Cloned { code, is_uncut, removed: CLONE_LACKS });
     let target = (
         select(vec![0, 101, 102, 103]),
         0..8u32,
@@ -232,6 +238,16 @@ proptest! {
         prop_assert_eq!(ids, (0..tap.session_count).collect::<Vec<_>>());
         let direction = tap.kind().direction(packet.hook);
         prop_assert!(node.counted.iter().all(|&(_, counted, _)| counted == direction));
+        for ((session, verdict), removed) in tap.sessions.iter().zip(&verdicts).zip(&node.removed) {
+            let is_stream =
+                || node.targets[session.target as usize].flags & TARGET_STREAM != 0;
+            let expected = match verdict {
+                Verdict::Copied if is_stream() => RECORD_LACKS,
+                Verdict::Copied => CLONE_LACKS,
+                _ => 0,
+            };
+            prop_assert_eq!(*removed, expected, "{:?}", verdict);
+        }
 
         let copied = || tap.sessions.iter().zip(&verdicts).filter(|(_, verdict)| **verdict == Verdict::Copied);
         let has_limits = |session: &Session| {
@@ -362,8 +378,8 @@ proptest! {
 
     #[test]
     fn only_zero_means_copied(code: i64, flags in 0..8u32) {
-        prop_assert_eq!(outcome(Cloned { code, is_uncut: false }, flags).is_ok(), code == 0);
-        prop_assert_eq!(outcome(Cloned { code, is_uncut: true }, flags), Err(Verdict::Uncut));
+        prop_assert_eq!(outcome(Cloned { code, is_uncut: false, removed: 0 }, flags).is_ok(), code == 0);
+        prop_assert_eq!(outcome(Cloned { code, is_uncut: true, removed: 0 }, flags), Err(Verdict::Uncut));
     }
 }
 
@@ -492,7 +508,7 @@ fn every_form_has_its_bit() {
 
 #[test]
 fn a_device_without_a_queue_is_down_where_another_is_congested() {
-    let outcome = |code, flags| outcome(Cloned { code, is_uncut: false }, flags);
+    let outcome = |code, flags| outcome(Cloned { code, is_uncut: false, removed: 0 }, flags);
     assert_eq!(outcome(2, TARGET_UP), Err(Verdict::Congested));
     assert_eq!(outcome(2, TARGET_UP | TARGET_QUEUELESS), Err(Verdict::TargetDown));
     assert_eq!(outcome(1, TARGET_UP | TARGET_QUEUELESS), Err(Verdict::Congested), "too long for it");

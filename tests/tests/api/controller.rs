@@ -8,7 +8,7 @@ use std::{
 };
 
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
-use mirror_tests::{Agent, Answer, SOON, check, eventually};
+use mirror_tests::{Agent, Answer, SOON, check, eventually, lint_metrics};
 use serde_json::{Value, json};
 
 use crate::{
@@ -193,6 +193,26 @@ fn what_the_nodes_report_is_summed_up_by_the_controller_that_holds_the_lease() {
         metrics.lines().any(|line| line == "podmirror_controller_is_leader 1")
     };
     assert_eq!((leads(10707), leads(10708), holder(story)), (true, false, "first".to_owned()));
+    // The metrics of the agent, of the controller that leads, and of the one that waits.
+    for port in [10706, 10707, 10708] {
+        lint_metrics(&get(port, "/metrics").unwrap().body);
+    }
+    let metrics = get(10707, "/metrics").unwrap().body;
+    let value = |series: &str| {
+        let of = metrics
+            .lines()
+            .find_map(|line| line.strip_prefix(series)?.strip_prefix(' ')?.parse::<f64>().ok());
+        of.unwrap_or(0.0)
+    };
+    assert!(value("podmirror_controller_writes_total{kind=\"Mirror\"}") >= 2.0, "{metrics}");
+    let kinds = ["Mirror", "ClusterMirror", "MirrorTarget"].map(|kind| {
+        ["writes", "write_failures"]
+            .map(|of| value(&format!("podmirror_controller_{of}_total{{kind=\"{kind}\"}}")))
+    });
+    let reconciled = value("podmirror_controller_reconcile_duration_seconds_count");
+    assert_eq!(kinds.concat().iter().sum::<f64>(), reconciled, "{metrics}");
+    assert!(value("podmirror_controller_reconcile_duration_seconds_sum") > 0.0, "{metrics}");
+    assert!(value("process_resident_memory_bytes") > 0.0, "{metrics}");
     first.kill();
     second.wait_for_log(&["holds the Lease"]);
     assert_eq!(holder(story), "second");

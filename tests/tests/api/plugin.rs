@@ -22,8 +22,13 @@ fn told(command: &mut Command) -> Told {
 
 /// `kubectl mirror` with these words, for the namespace of the story.
 fn plugin(api: &Api, words: &str) -> Told {
+    told(&mut command(api, words))
+}
+
+fn command(api: &Api, words: &str) -> Command {
     let mut plugin = Command::new(env::var_os("MIRROR_PLUGIN").unwrap());
-    told(plugin.env("KUBECONFIG", api.kubeconfig()).args(words.split_whitespace()))
+    plugin.env("KUBECONFIG", api.kubeconfig()).args(words.split_whitespace());
+    plugin
 }
 
 fn kubectl(api: &Api, words: &str) -> Told {
@@ -95,6 +100,74 @@ fn a_mirror_is_made_shown_and_deleted_as_by_kubectl() {
     let (code, _, why) = plugin(api, "off --name mine");
     assert!(code == Some(1) && why.starts_with("error: ") && why.contains("left alone"), "{why}");
     assert_eq!(kubectl(api, "get mirrors -o name"), said("mirror.podmirror.io/mine"));
+}
+
+#[test]
+fn a_template_prints_what_it_prints_with_kubectl() {
+    let story = Story::new("plugin-templates");
+    let api = &story.node.api;
+    let printed =
+        |command: &mut Command, template: &str| told(command.args(["-o", &format!("jsonpath={template}")]));
+    let ours = |template: &str| printed(&mut command(api, "status"), template);
+    let theirs = |template: &str| printed(&mut api.command("get mirrors"), template);
+    let names = "{.items[*].metadata.name}";
+    assert_eq!((ours(names), theirs(names)), ((Some(0), String::new(), String::new()), ours(names)));
+    for (name, ready) in [("db", "False"), ("web", "True")] {
+        let mut mirror = resource("Mirror", name, &json!({}), &json!({ "snapLength": 96, "filter": "udp" }));
+        mirror["metadata"]["labels"] = json!({ "example.com/the-app": name });
+        api.apply(&mirror);
+        let condition = |of, status: &str| {
+            json!({
+                "type": of, "status": status, "reason": format!("{of}{status}"), "message": "a message",
+                "lastTransitionTime": "2026-01-01T12:00:00Z",
+            })
+        };
+        mirror["status"] = json!({
+            "observedGeneration": 1, "conditions": [condition("Accepted", "True"), condition("Ready", ready)],
+            "reportingNodes": 2, "pods": { "selected": 5, "covered": 4 }, "packets": { "copied": 200, "lost": 2 },
+        });
+        mirror.as_object_mut().unwrap().remove("spec");
+        api.kubectl_with("apply --server-side --subresource=status -f -", &mirror.to_string());
+    }
+    for template in [
+        names,
+        "names: {.items[*]['metadata.name']}\\n",
+        "{.kind} {$.apiVersion}{'\\n'}",
+        r#"{range .items[*]}{.metadata.name}{"\t"}{.spec.snapLength}{"\n"}{end}"#,
+        r#"{.items[*].status.conditions[?(@.type=="Ready")].status}"#,
+        r#"{range .items[*]}{@.metadata.name}: {.status.conditions[?(@.type == 'Ready')].reason}{"\n"}{end}."#,
+        "{range .items[*]}{range .status.conditions[*]}{.type}={.status};{end}{'\\n'}{end}",
+        "{.items[?(@.status.pods.covered<5)].metadata.name}",
+        "{.items[?(@.metadata.name!='db')].status.packets}",
+        "{.items[?(@.nosuch!='db')].metadata.name}{.items[?(@.spec.target)].metadata.name}{.items[*].nosuch}",
+        "{.items[0].spec.podSelector}{.items[-1].metadata.name}{.items[0:2].metadata.generation}",
+        r"{.items[*].metadata.labels.example\.com/the-app}{.items[1].metadata.labels['example\.com/the-app']}",
+        "{.items[*]..namespace}",
+    ] {
+        let ours = ours(template);
+        assert_eq!((ours.0, ours == theirs(template)), (Some(0), true), "{template}: {ours:?}");
+    }
+    let list: Value = serde_json::from_str(&ours("{@}").1).unwrap();
+    assert_eq!(list, serde_json::from_str::<Value>(&kubectl(api, "get mirrors -o json").1).unwrap());
+    let new = "on -l app=web --name new --dry-run=server";
+    assert_eq!(
+        printed(&mut command(api, new), "{.kind} {.metadata.name}"),
+        (Some(0), "Mirror new".to_owned(), String::new())
+    );
+    let report: Value = serde_json::from_str(&plugin(api, "check -o json").1).unwrap();
+    assert_eq!(report["result"], printed(&mut command(api, "check"), "{.result}").1);
+    for (template, place) in [
+        ("{.items[*]", "no closing brace for the one at character 1"),
+        ("names: {end}", "no range to end at character 8"),
+        ("{range .items[*]}{.metadata.name}", "no {end} for the range at character 1"),
+        ("{.kind}{.items[}", "invalid path in {.items[} at character 8"),
+    ] {
+        let (code, text, why) = ours(template);
+        assert!(
+            code == Some(2) && text.is_empty() && why.contains(place),
+            "{template}: {code:?} {text} {why}"
+        );
+    }
 }
 
 #[test]

@@ -316,7 +316,7 @@ fn who_may_not_ask_the_agents_hears_what_the_api_server_knows() {
     assert_eq!(code, 0, "{text} {why}");
     assert!(text.contains(&format!("Mirror {namespace}/mine selects it.")), "{text}");
     assert!(text.contains("filter: \"icmp\"\n"), "{text}");
-    assert!(text.ends_with("because it is root on the node.\n") && text.contains(&right()), "{text}");
+    assert!(text.ends_with("because it gives root on the node.\n") && text.contains(&right()), "{text}");
     assert!(why.contains("cannot read the ClusterMirrors"), "{why}");
     for words in ["coverage", "top"] {
         let (code, text, why) = asked(&[words]);

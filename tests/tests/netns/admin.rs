@@ -76,9 +76,11 @@ fn states(metrics: &Metrics) -> BTreeMap<&str, f64> {
 fn metrics_tell_of_every_packet_what_status_tells() {
     let Node { web, db, lab } = &Node::bridged("metrics");
     let hidden = || PodSpec::named("hidden").mirror("true").host_network();
+    let cut = |pod| PodSpec::of(pod).annotated("podmirror.io/snaplen", "96");
+    let of_web = || cut(web).mirror("egress").annotated("podmirror.io/filter", "icmp");
     let chosen = [
-        PodSpec::of(web).mirror("egress").annotated("podmirror.io/filter", "icmp"),
-        PodSpec::of(db).mirror("true").annotated("podmirror.io/packets", "3"),
+        of_web(),
+        cut(db).mirror("true").annotated("podmirror.io/packets", "3"),
         hidden(),
         PodSpec::named("odd").mirror("perhaps"),
     ];
@@ -102,12 +104,22 @@ fn metrics_tell_of_every_packet_what_status_tells() {
         assert!(total > 0, "no {verdict}: {status:#?}");
     }
     assert_eq!(only(&metrics, &counted), counters_of(&status));
+    // Each ping of 98 bytes has a copy of 96.
+    let total = |name: &str, result: &str| {
+        let labels = "direction=\"egress\",mirror=\"default\",namespace=\"default\",nic=\"eth0\",pod=\"web\"";
+        metrics[&format!("podmirror_{name}_total{{{labels}{result},target=\"default\"}}")]
+    };
+    let copied = total("packets", ",result=\"copied\"");
+    assert!(copied >= 10.0, "{metrics:#?}");
+    assert_eq!(total("bytes", ",result=\"copied\""), 98.0 * copied);
+    assert_eq!(total("copied_bytes", ""), 96.0 * copied);
 
     let count = |metrics: &Metrics, name: &str| metrics[&format!("{name}_seconds_count")];
-    assert_eq!(count(&metrics, "podmirror_attach_duration"), 4.0, "two hooks of two taps");
+    assert_eq!(count(&metrics, "podmirror_attach_duration"), 5.0, "two hooks of two taps, one that cuts");
     assert_eq!(count(&metrics, "podmirror_tap_latency"), 2.0, "{metrics:#?}");
     assert!(count(&metrics, "podmirror_reconcile_duration") >= 2.0, "{metrics:#?}");
     assert!(metrics["podmirror_tap_latency_seconds_sum"] > 0.0, "{metrics:#?}");
+    let cpus = aya::util::nr_cpus().unwrap().get();
     let (version, revision) = status.version.trim_end_matches(')').split_once(" (").unwrap();
     let build = format!("podmirror_build_info{{revision=\"{revision}\",version=\"{version}\"}}");
     let mut expected = BTreeMap::from([
@@ -119,9 +131,12 @@ fn metrics_tell_of_every_packet_what_status_tells() {
         (UP, 1.0),
         (DROPPED, 0.0),
         ("podmirror_sessions", 2.0),
-        ("podmirror_sessions_max", 4096.0),
+        ("podmirror_sessions_max", f64::from(4096.min(131_072 / cpus))),
+        ("podmirror_taps_max", 4096.0),
+        ("podmirror_filters", 1.0),
+        ("podmirror_filters_max", 1024.0),
         ("podmirror_ended_sessions", 1.0),
-        ("podmirror_copied_again_total", 0.0),
+        ("podmirror_copied_again_packets_total", 0.0),
         ("podmirror_pending_failures", 0.0),
     ]);
     let failures = OPS.map(|op| format!("podmirror_op_failures_total{{op=\"{op}\"}}"));
@@ -132,7 +147,7 @@ fn metrics_tell_of_every_packet_what_status_tells() {
     // Every change shows in the metrics; series of removed objects disappear.
     lab.node().ip(&format!("link set {MIRROR} down"));
     lab.wait_metrics(|metrics| metrics[UP] == 0.0);
-    pods.write(&[PodSpec::of(web).mirror("egress").annotated("podmirror.io/filter", "icmp")]);
+    pods.write(&[of_web()]);
     for (series, value) in [
         ("podmirror_taps_desired", 1.0),
         ("podmirror_taps", 1.0),

@@ -212,7 +212,7 @@ fn no_packet_is_lost_that_changes_its_cpu_between_two_taps() {
         let again = copies.less(&sent);
         check(sent.less(&copies).is_empty(), || format!("not copied: {}", sent.less(&copies)))?;
         check(again.less(&sent).is_empty(), || format!("copied three times: {}", again.less(&sent)))?;
-        let counted = lab.metrics()["podmirror_copied_again_total"];
+        let counted = lab.metrics()["podmirror_copied_again_packets_total"];
         check(counted == again.len() as f64, || format!("{counted} copied again, and not {}", again.len()))?;
         Ok(sent.len())
     });

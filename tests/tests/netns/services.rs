@@ -158,7 +158,7 @@ impl<'a> Service<'a> {
     }
 
     fn copied_again(&self) -> f64 {
-        self.lab.metrics()["podmirror_copied_again_total"]
+        self.lab.metrics()["podmirror_copied_again_packets_total"]
     }
 }
 

@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 
 use mirror_tests::{
-    Agent, Capture, Frames, Lab, PacketFile, PodNs, PodSpec, PodsFile, SOON, Status, Tail, check, eventually,
+    Agent, Capture, Frames, Lab, Metrics, PacketFile, PodNs, PodSpec, PodsFile, SOON, Status, Tail, check,
+    eventually,
 };
 
 use crate::{Inside, Node, any_mode, shows};
@@ -194,6 +195,36 @@ fn a_stream_without_a_reader_is_down() {
     lab.cleanup();
     assert_eq!(lab.pins(), Vec::<std::path::PathBuf>::new());
     lab.network_is_as(&before);
+}
+
+/// While the reader is paused, its packets stay in the ring.
+#[test]
+fn the_metrics_tell_how_full_a_ring_is() {
+    let Node { web, db, lab } = &Node::bridged("streamfill");
+    let cut = streamed(web).annotated("podmirror.io/filter", "icmp").annotated("podmirror.io/snaplen", "96");
+    let pods = PodsFile::new(lab, &[cut]);
+    let agent = Agent::run(lab, any_mode(), &pods, &TARGET);
+    lab.wait_mirrored(&[web]);
+    let ring = |metrics: &Metrics| {
+        let of = |name: &str| metrics.get(&format!("podmirror_stream_{name}{{target=\"live\"}}")).copied();
+        [of("readers"), of("ring_used_bytes"), of("ring_size_bytes")]
+    };
+    assert_eq!(ring(&lab.metrics()), [Some(0.0), None, None]);
+    let size = f64::from(1 << 20);
+    let tail = Tail::start(lab, &["tail", "--target", "live", "--buffer", "1MiB"]);
+    lab.wait_metrics(|metrics| ring(metrics) == [Some(1.0), Some(0.0), Some(size)]);
+    tail.pause();
+    web.ping(db.v4(), 10, 1000);
+    // A record of 96 bytes takes 136 bytes of the ring.
+    let metrics = lab.wait_metrics(|metrics| ring(metrics) == [Some(1.0), Some(20.0 * 136.0), Some(size)]);
+    let copied: Vec<_> =
+        metrics.iter().filter(|(series, _)| series.starts_with("podmirror_copied_bytes_total")).collect();
+    assert!(copied.len() == 2 && copied.iter().all(|(_, bytes)| **bytes == 960.0), "{copied:?}");
+    tail.go_on();
+    lab.wait_metrics(|metrics| ring(metrics) == [Some(1.0), Some(0.0), Some(size)]);
+    assert_eq!(tail.stop().packets.len(), 20);
+    lab.wait_metrics(|metrics| ring(metrics) == [Some(0.0), None, None]);
+    agent.stop();
 }
 
 #[test]

@@ -263,8 +263,18 @@ impl Bench {
         let counters: PerCpuArray<_, Value<SessionCounters>> =
             self.ebpf.map("COUNTERS").unwrap().try_into().unwrap();
         let counters = counters.get(&session, 0).unwrap();
-        let each = counters.iter().flat_map(|Value(cpu)| cpu.counters.map(|row| row[misfit as usize]));
+        let of = |cpu: &SessionCounters| Direction::ALL.map(|direction| cpu.misfits(direction, misfit));
+        let each = counters.iter().flat_map(|Value(cpu)| of(cpu));
         each.fold((0, 0), |sum, counter| (sum.0 + counter.packets, sum.1 + counter.bytes))
+    }
+
+    /// The bytes of a session's copies, over both directions.
+    pub(crate) fn copied_bytes(&self, session: u32) -> u64 {
+        let counters: PerCpuArray<_, Value<SessionCounters>> =
+            self.ebpf.map("COUNTERS").unwrap().try_into().unwrap();
+        let counters = counters.get(&session, 0).unwrap();
+        let of = |cpu: &SessionCounters| Direction::ALL.map(|direction| cpu.copied_bytes(direction));
+        counters.iter().flat_map(|Value(cpu)| of(cpu)).sum()
     }
 
     /// The counters of a session, summed over all CPUs. A counter without a verdict must be zero.
@@ -274,9 +284,8 @@ impl Bench {
         let mut counted = Counted::new();
         for Value(cpu) in counters.get(&session, 0).unwrap().iter() {
             for direction in Direction::ALL {
-                let row = &cpu.counters[direction as usize];
                 for verdict in Verdict::ALL {
-                    let counter = row[verdict as usize];
+                    let counter = cpu.packets(direction, verdict);
                     let sum = counted.entry((direction, verdict)).or_default();
                     *sum = (sum.0 + counter.packets, sum.1 + counter.bytes);
                 }

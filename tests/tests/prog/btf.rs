@@ -60,7 +60,7 @@ fn the_object_and_this_host_agree_on_every_wire_type() {
             key
         }),
         layout!(Tap { kind, flags, pod_meter, namespace_meter, session_count, exit, other_end, sessions }),
-        layout!(Delivery { snaplen, uncut, target, key, session, direction, hub, code, missing, excess }),
+        layout!(Delivery { snaplen, uncut, target, key, session, direction, hub, code, len, kept }),
         layout!(TapOwner { netns_dev, netns_ino, pod_uid, pod_namespace, pod_name, nic, device, network }),
         layout!(SessionInfo {
             mirror,
@@ -101,7 +101,7 @@ fn the_object_and_this_host_agree_on_every_wire_type() {
         layout!(Tunnels { count, known }),
         layout!(TunnelId { way, first, last }),
         layout!(Counter { packets, bytes }),
-        layout!(SessionCounters { counters }),
+        layout!(SessionCounters { counters, removed }),
     ] {
         assert_eq!(btf.layout(name), layout, "{name}: the object was built with another mirror-common");
     }

@@ -32,7 +32,7 @@ fn put_snaplen(bench: &mut Bench, snaplen: u32) {
 }
 
 /// Returns the packets that arrive at the target when `send` makes the pod send one packet of `len` bytes. The packet
-/// must be counted as `verdict`.
+/// must be counted as `verdict`, with its own length, and the copies with theirs.
 #[track_caller]
 fn delivered(bench: &mut Bench, len: usize, verdict: Verdict, send: impl FnOnce(&Bench)) -> Vec<Vec<u8>> {
     bench.reset(0);
@@ -43,7 +43,9 @@ fn delivered(bench: &mut Bench, len: usize, verdict: Verdict, send: impl FnOnce(
         let counted = bench.counted(0);
         check(counted == expected, || format!("{counted:?}, not {expected:?}"))
     });
-    target.arrived()
+    let arrived = target.arrived();
+    assert_eq!(bench.copied_bytes(0), arrived.iter().map(|copy| copy.len() as u64).sum::<u64>());
+    arrived
 }
 
 /// As [`delivered`], for this frame.
@@ -64,6 +66,7 @@ fn a_copy_is_cut_and_the_packet_is_whole() {
         bench.run(Hook::Ingress, &frame, 2);
         assert_eq!(bench.counted(0), counted(size, &[(Egress, Verdict::Copied, 2)]));
         assert_eq!(target.arrived(), [kept, kept]);
+        assert_eq!(bench.copied_bytes(0), 2 * kept.len() as u64);
     }
 }
 

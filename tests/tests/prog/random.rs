@@ -165,11 +165,11 @@ impl Kernel for Model<'_> {
             "missing" => -i64::from(libc::EINVAL),
             _ => 0,
         };
-        Cloned { code, is_uncut: false }
+        Cloned { code, is_uncut: false, removed: 0 }
     }
 
-    fn record(&mut self, _: &Session, _: Direction) -> Result<(), Verdict> {
-        Ok(())
+    fn record(&mut self, _: &Session, _: Direction) -> Result<u32, Verdict> {
+        Ok(0)
     }
 
     fn set_tc_index(&mut self, tc_index: u16) {
@@ -185,7 +185,7 @@ impl Kernel for Model<'_> {
 
     fn count_again(&mut self) {}
 
-    fn count(&mut self, session: &Session, direction: Direction, verdict: Verdict) {
+    fn count(&mut self, session: &Session, direction: Direction, verdict: Verdict, _: u32) {
         let counted = self.counted.entry(session.id).or_default();
         let sum = counted.entry((direction, verdict)).or_default();
         *sum = (sum.0 + 1, sum.1 + self.size);

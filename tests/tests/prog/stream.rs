@@ -95,7 +95,10 @@ fn a_record_is_cut_to_the_snap_length() {
     let (mut bench, mut reader) = bench("recordcut", 96, 1 << 20);
     for size in [95, 96, 97, 1000] {
         let frame = Frame::new(ROUTER, POD).filled(size, size).bytes();
+        bench.reset(0);
         bench.run(Hook::Ingress, &frame, 1);
+        assert_eq!(bench.counted(0), counted(size, &[(Egress, Verdict::Copied, 1)]));
+        assert_eq!(bench.copied_bytes(0), size.min(96) as u64);
         let [(seen, bytes)] = &reader.records()[..] else { panic!("{size} bytes: no record") };
         assert_eq!((seen.len as usize, &bytes[..]), (size, &frame[..size.min(96)]));
     }
@@ -130,6 +133,7 @@ fn what_a_record_has_no_room_for_is_counted() {
     let kept = MAX_CAPTURE as usize;
     assert_eq!((records[0].0.len, &records[0].1[..]), (100_000, &frame[..kept]));
     assert_eq!(bench.misfit(0, Misfit::Cut), (1, 100_000 - kept as u64));
+    assert_eq!(bench.copied_bytes(0), kept as u64);
 }
 
 #[test]

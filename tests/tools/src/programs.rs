@@ -8,6 +8,7 @@ use std::{collections::BTreeSet, path::PathBuf};
 use anyhow::{Context as _, Result, anyhow, bail};
 
 use crate::{
+    apt::{self, Apt},
     ebpf,
     process::{Run as _, command, find, is_root, step},
 };
@@ -76,6 +77,25 @@ pub fn bring(programs: &[Program]) -> Result<()> {
         .collect();
     let missing: Vec<_> = missing.into_iter().collect();
     if missing.is_empty() { Ok(()) } else { install_packages(&missing) }
+}
+
+/// The environment variable with the path of promtool.
+pub const PROMTOOL: &str = "MIRROR_PROMTOOL";
+
+/// Returns promtool, Prometheus' linter for metrics. Debian's package would start a server, so it is only unpacked, into
+/// the cache.
+pub fn promtool() -> Result<PathBuf> {
+    if let Some(promtool) = find("promtool") {
+        return Ok(promtool);
+    }
+    let dir = cache_dir()?.join("promtool");
+    let promtool = dir.join("usr/bin/promtool");
+    if !promtool.exists() {
+        apt::can_unpack().context("promtool of Prometheus is needed")?;
+        step(&format!("bringing promtool into {}", dir.display()));
+        Apt::new(&["bookworm"])?.unpack(&["prometheus"], &dir)?;
+    }
+    Ok(promtool)
 }
 
 /// The project's cache.

@@ -13,7 +13,7 @@ use mirror_api::{
     sum::{ACCEPTED, READY, is_current, target},
 };
 
-use super::{Facts, Finding, MOST_NAMED, count, is_fit, is_installed, is_whole, named};
+use super::{Facts, Finding, MOST_NAMED, count, is_fit, is_installed, is_whole, judged, named};
 use crate::{
     agents::{self, Agents},
     nodes::Answer,
@@ -31,15 +31,12 @@ pub(super) fn findings(facts: &Facts) -> Vec<Finding> {
     };
     if !is_installed(facts) {
         let found = format!("podmirror is not installed in namespace {namespace}");
+        let todo = "see docs/install.md for the installation, or set another namespace with --agents";
         return vec![match facts.crds.as_ref().is_ok_and(|crds| !crds.is_empty()) {
             true => {
                 Finding::warn("agents", found, "the CRDs are installed; set another namespace with --agents")
             }
-            false => Finding {
-                todo: "see docs/install.md for the installation, or set another namespace with --agents"
-                    .to_owned(),
-                ..Finding::ok("agents", found)
-            },
+            false => Finding { todo: todo.to_owned(), ..Finding::ok("agents", found) },
         }];
     }
     let by_node = agents::by_node(pods);
@@ -47,10 +44,12 @@ pub(super) fn findings(facts: &Facts) -> Vec<Finding> {
     findings.extend(recorders(pods, namespace));
     findings.extend(versions(facts, pods));
     if is_whole(facts) {
-        findings.extend(reports(facts, &by_node));
-        findings.push(controller(facts));
+        findings.extend(judged("reports", "MirrorNodes", &facts.reports, |of| reports(of, facts, &by_node)));
+        let what = "Deployments of the controller";
+        findings.extend(judged("controller", what, &facts.controllers, |of| vec![controller(of, facts)]));
     }
-    findings.extend(targets(facts));
+    let of_targets = |of: &Vec<_>| of.iter().map(|of| of_target(of, is_whole(facts))).collect();
+    findings.extend(judged("targets", "MirrorTargets", &facts.targets, of_targets));
     findings.extend(facts.answers.iter().flat_map(|answers| answered(answers, facts)));
     findings
 }
@@ -88,7 +87,7 @@ fn agents(facts: &Facts, by_node: &Agents) -> Vec<Finding> {
     let nodes = facts.nodes.iter().flatten().filter(|node| is_fit(node)).map(|node| node.name_any());
     let without: Vec<_> = nodes.filter(|node| !by_node.contains_key(node)).collect();
     if !without.is_empty() {
-        let found = format!("these nodes have no agent: {}", named(without.iter().map(String::as_str)));
+        let found = format!("these nodes have no agent: {}", named(without));
         let todo = "if agents should run there, check the chart's nodeSelector, affinity, tolerations and \
                     image.architectures";
         findings.push(Finding::warn("agents", found, todo));
@@ -130,8 +129,7 @@ fn versions(facts: &Facts, pods: &[Pod]) -> Vec<Finding> {
             versions.entry(version.to_owned()).or_default().push(node.clone());
         }
     }
-    let are_told = !versions.is_empty();
-    if !are_told {
+    if versions.is_empty() {
         for pod in pods {
             let node = pod.spec.as_ref().and_then(|spec| spec.node_name.clone());
             let (Some(tag), Some(node)) = (tag(pod), node) else { continue };
@@ -140,9 +138,7 @@ fn versions(facts: &Facts, pods: &[Pod]) -> Vec<Finding> {
     }
     let plugin = facts.plugin;
     if versions.len() > 1 {
-        let of = |(version, nodes): (&String, &Vec<String>)| {
-            format!("{version} on {}", named(nodes.iter().map(String::as_str)))
-        };
+        let of = |(version, nodes): (&String, &Vec<String>)| format!("{version} on {}", named(nodes));
         let found = format!("the agents differ: {}", versions.iter().map(of).collect::<Vec<_>>().join("; "));
         let todo = format!(
             "kubectl -n {} rollout status daemonset shows whether an upgrade is in progress",
@@ -163,39 +159,25 @@ fn versions(facts: &Facts, pods: &[Pod]) -> Vec<Finding> {
     }]
 }
 
-fn reports(facts: &Facts, by_node: &Agents) -> Vec<Finding> {
-    let reports = match &facts.reports {
-        Ok(reports) => reports,
-        Err(unread) => return vec![Finding::unread("reports", "MirrorNodes", unread)],
-    };
+fn reports(reports: &[MirrorNode], facts: &Facts, by_node: &Agents) -> Vec<Finding> {
     let reports: BTreeMap<_, _> = reports.iter().map(|report| (report.name_any(), report)).collect();
-    let ready: Vec<_> = by_node.iter().filter(|(_, agent)| agent.is_some()).map(|(node, _)| node).collect();
-    let of_agents = || ready.iter().filter_map(|node| Some((node.as_str(), *reports.get(*node)?)));
-    let missing: Vec<_> = ready.iter().filter(|node| !reports.contains_key(**node)).collect();
+    let ready: Vec<_> =
+        by_node.iter().filter(|(_, agent)| agent.is_some()).map(|(node, _)| node.as_str()).collect();
+    let of_agents = || ready.iter().filter_map(|node| Some((*node, *reports.get(*node)?)));
+    let missing: Vec<_> = ready.iter().copied().filter(|node| !reports.contains_key(*node)).collect();
     let stale: Vec<_> = of_agents().filter(|(_, of)| is_stale(of, facts)).map(|(node, _)| node).collect();
     let refused = |of: &MirrorNode| of.status.as_ref().map_or(0, |status| status.refused_count);
     let refusing: Vec<_> = of_agents().filter(|(_, of)| refused(of) > 0).map(|(node, _)| node).collect();
-    let mut findings = Vec::new();
     let log = format!("kubectl -n {} logs of their agents says why", facts.agents);
-    if !missing.is_empty() {
-        let found = format!("no MirrorNode of {}", named(missing.iter().map(|node| node.as_str())));
-        findings.push(Finding::warn(
-            "reports",
-            found,
-            format!("wait a minute after the start of an agent; {log}"),
-        ));
-    }
-    if !stale.is_empty() {
-        let found = format!(
-            "the reports of these nodes are ignored, because they are too old or from the future: {}",
-            named(stale)
-        );
-        findings.push(Finding::warn("reports", found, format!("check the clocks of these nodes; {log}")));
-    }
-    if !refusing.is_empty() {
-        let found = format!("Mirrors are refused on {}", named(refusing));
-        findings.push(Finding::warn("reports", found, "kubectl mirror status -A says why"));
-    }
+    let old = "the reports of these nodes are ignored, because they are too old or from the future:";
+    let problems = [
+        (missing, "no MirrorNode of", format!("wait a minute after the start of an agent; {log}")),
+        (stale, old, format!("check the clocks of these nodes; {log}")),
+        (refusing, "Mirrors are refused on", "kubectl mirror status -A says why".to_owned()),
+    ];
+    let problems = problems.into_iter().filter(|(nodes, ..)| !nodes.is_empty());
+    let warn = |(nodes, what, todo)| Finding::warn("reports", format!("{what} {}", named(nodes)), todo);
+    let mut findings: Vec<_> = problems.map(warn).collect();
     if findings.is_empty() && !ready.is_empty() {
         findings.push(Finding::ok("reports", format!("of {}, none too old", count(ready.len(), "node"))));
     }
@@ -209,21 +191,14 @@ fn is_stale(report: &MirrorNode, facts: &Facts) -> bool {
     is_repeated && !is_current(status.last_report_time.as_ref().map(|Time(at)| *at), facts.now)
 }
 
-fn controller(facts: &Facts) -> Finding {
-    let controllers = match &facts.controllers {
-        Ok(controllers) => controllers,
-        Err(unread) => return Finding::unread("controller", "Deployments of the controller", unread),
-    };
+fn controller(controllers: &[Deployment], facts: &Facts) -> Finding {
     let available =
         |of: &Deployment| of.status.as_ref().and_then(|status| status.available_replicas).unwrap_or(0);
     let available: i32 = controllers.iter().map(available).sum();
     if controllers.is_empty() {
         let found = "there is no controller, so Mirrors and MirrorTargets have no status".to_owned();
-        return Finding::warn(
-            "controller",
-            found,
-            "the chart's controller.enabled installs it; mirrors work without it",
-        );
+        let todo = "the chart's controller.enabled installs it; mirrors work without it";
+        return Finding::warn("controller", found, todo);
     }
     if available == 0 {
         let found = "no controller is available, so the status of Mirrors and MirrorTargets is not updated";
@@ -231,14 +206,6 @@ fn controller(facts: &Facts) -> Finding {
         return Finding::warn("controller", found.to_owned(), todo);
     }
     Finding::ok("controller", format!("{available} available"))
-}
-
-fn targets(facts: &Facts) -> Vec<Finding> {
-    let targets = match &facts.targets {
-        Ok(targets) => targets,
-        Err(unread) => return vec![Finding::unread("targets", "MirrorTargets", unread)],
-    };
-    targets.iter().map(|target| of_target(target, is_whole(facts))).collect()
 }
 
 fn of_target(target: &MirrorTarget, is_whole: bool) -> Finding {
@@ -290,17 +257,11 @@ fn answered(answers: &[Answer], facts: &Facts) -> Vec<Finding> {
         return vec![Finding::ok("failures", format!("none on {}", count(answers.len(), "node")))];
     }
     let more = told.len().saturating_sub(MOST_NAMED);
+    told.truncate(MOST_NAMED);
+    told.extend((more > 0).then(|| format!("{more} more")));
     let todo =
         format!("kubectl -n {} exec POD -- /mirror-agent status, and docs/operations.md", facts.agents);
-    let mut findings: Vec<_> = told
-        .into_iter()
-        .take(MOST_NAMED)
-        .map(|found| Finding::warn("failures", found, todo.clone()))
-        .collect();
-    if more > 0 {
-        findings.push(Finding::warn("failures", format!("{more} more"), todo));
-    }
-    findings
+    told.into_iter().map(|found| Finding::warn("failures", found, todo.clone())).collect()
 }
 
 #[cfg(test)]

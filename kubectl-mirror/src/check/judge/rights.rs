@@ -22,13 +22,17 @@ pub(in crate::check) struct Asked {
     needed_by: &'static str,
     /// The role that grants it.
     role: String,
-    /// The right to ask the agents.
-    pub(in crate::check) is_for_answers: bool,
 }
 
 /// The rights to check. `namespace` is that of the pods, `agents` that of the agents.
 pub(in crate::check) fn asked(namespace: &str, agents: &str) -> Vec<Asked> {
-    let right = |group, resource, subresource, verbs, namespace: Option<&str>, needed_by, role: &str| Asked {
+    let right = |group,
+                 resource,
+                 subresource,
+                 verbs: &'static [_],
+                 namespace: Option<&str>,
+                 needed_by,
+                 role: &str| Asked {
         group,
         resource,
         subresource,
@@ -36,9 +40,8 @@ pub(in crate::check) fn asked(namespace: &str, agents: &str) -> Vec<Asked> {
         namespace: namespace.map(str::to_owned),
         needed_by,
         role: role.to_owned(),
-        is_for_answers: subresource == Some("exec"),
     };
-    let (pods, own, of_agents) = ("pods", Some(namespace), Some(agents));
+    let (own, of_agents, group) = (Some(namespace), Some(agents), mirror_api::GROUP);
     let edit = format!("with podmirror installed, the ClusterRole edit in namespace {namespace} grants this");
     let view = format!("the ClusterRole view in namespace {namespace} grants this");
     let tail = format!(
@@ -47,29 +50,15 @@ pub(in crate::check) fn asked(namespace: &str, agents: &str) -> Vec<Asked> {
     );
     let exec = "only administrators should have this permission, and no role of podmirror grants it: see docs/security.md";
     let all = "with podmirror installed, a ClusterRoleBinding to the ClusterRole view grants this";
+    let (change, open) = (&["get", "list", "create", "patch", "delete"], &["get", "create"]);
+    let answers = "explain, coverage, top and the check of the agents' failures";
     vec![
-        right(
-            mirror_api::GROUP,
-            "mirrors",
-            None,
-            &["get", "list", "create", "patch", "delete"],
-            own,
-            "tail, on, off and status",
-            &edit,
-        ),
-        right("", pods, None, &["get", "list", "watch"], own, "tail and explain", &view),
-        right("", pods, None, &["list"], of_agents, "tail, explain, coverage and top", &tail),
-        right("", pods, Some("portforward"), &["get", "create"], of_agents, "tail", &tail),
-        right(
-            "",
-            pods,
-            Some("exec"),
-            &["get", "create"],
-            of_agents,
-            "explain, coverage, top and the check of the agents' failures",
-            exec,
-        ),
-        right(mirror_api::GROUP, "mirrornodes", None, &["get", "list"], None, "explain and check", all),
+        right(group, "mirrors", None, change, own, "tail, on, off and status", &edit),
+        right("", "pods", None, &["get", "list", "watch"], own, "tail and explain", &view),
+        right("", "pods", None, &["list"], of_agents, "tail, explain, coverage and top", &tail),
+        right("", "pods", Some("portforward"), open, of_agents, "tail", &tail),
+        right("", "pods", Some("exec"), open, of_agents, answers, exec),
+        right(group, "mirrornodes", None, &["get", "list"], None, "explain and check", all),
     ]
 }
 
@@ -91,11 +80,8 @@ pub(super) fn findings(rights: &[Right]) -> Vec<Finding> {
                 findings.push(Finding::warn("rights", found, role.clone()));
             }
             Err(unread) => {
-                findings.push(Finding::unread(
-                    "rights",
-                    &format!("right to {resource}{of} {within}"),
-                    unread,
-                ));
+                let what = format!("right to {resource}{of} {within}");
+                findings.push(Finding::unread("rights", &what, unread));
             }
         }
     }

@@ -145,7 +145,7 @@ fn each_kernel_is_told_with_what_it_lacks() {
         "older than 6.0 on arm64, so mirrors with a filter are refused there: b (5.15.0)",
         "older than 6.6, so when a pod is mirrored for the first time, one of its packets can be lost, and root in a pod \
          can remove a tap inside the pod: b (5.15.0), c (6.5.0)",
-        "unknown version format: d",
+        "unknown version format: d (?)",
     ];
     assert_eq!(mixed, expected.map(|found| (Level::Warn, found.to_owned())));
 }
@@ -209,7 +209,7 @@ fn a_right_that_is_missing_is_told_with_who_gives_it() {
 #[test]
 fn many_names_are_cut() {
     let names: Vec<_> = (0..13).map(|number| format!("n{number}")).collect();
-    let text = named(names.iter().map(String::as_str));
+    let text = named(&names);
     assert_eq!(text, "n0, n1, n2, n3, n4, n5, n6, n7, n8, n9 and 3 more");
     assert_eq!(named(["a"]), "a");
 }

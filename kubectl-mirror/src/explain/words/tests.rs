@@ -119,7 +119,7 @@ fn a_pod_that_nobody_selects_is_told_so() {
     let spec = facts.pod.spec.as_mut().unwrap();
     (spec.node_name, spec.host_network) = (None, Some(true));
     let text = words(&facts);
-    assert!(text.starts_with("shop/web is on no node yet, "), "{text}");
+    assert!(text.starts_with("shop/web is not assigned to a node yet, "), "{text}");
     assert!(text.contains("hostNetwork"), "{text}");
 }
 
@@ -131,11 +131,11 @@ fn a_node_that_names_no_reason_says_what_it_leaves_out() {
         facts.node = Some(node(json!([summary])));
         words(&facts).lines().rev().nth(1).unwrap().trim().to_owned()
     };
-    assert_eq!(said(summary("mine")), "Node a has no reason against this pod.");
+    assert_eq!(said(summary("mine")), "Node a reports no problem with this pod.");
     let mut full = summary("mine");
     full["moreUncovered"] = json!(7);
     let text = said(full);
-    assert!(text.ends_with("7 reasons are not listed."), "{text}");
+    assert!(text.ends_with("7 problems are not listed."), "{text}");
     let mut refused = summary("mine");
     refused["refused"] = json!({ "reason": "InvalidFilter", "message": "no such word" });
     assert_eq!(said(refused), "Node a refuses it: InvalidFilter: no such word");

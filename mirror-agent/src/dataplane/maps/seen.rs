@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use mirror_common::verdict::Direction;
+use mirror_common::verdict::{Direction, Verdict};
 use mirror_core::coverage::Count;
 
 use super::Maps;
@@ -16,9 +16,9 @@ impl Maps {
         for device in devices {
             let sessions = self.ledger.taps.get(device).into_iter().flat_map(|entry| entry.sessions.values());
             let Some(oldest) = sessions.min_by_key(|placed| placed.serial) else { continue };
-            let counters = self.counters(oldest.id)?.counters;
+            let counters = self.counters(oldest.id)?;
             let sum = Direction::ALL.map(|direction| {
-                let verdicts = counters[direction as usize].iter();
+                let verdicts = Verdict::ALL.map(|verdict| counters.packets(direction, verdict)).into_iter();
                 verdicts.fold(Count::default(), |sum, counter| Count {
                     packets: sum.packets.saturating_add(counter.packets),
                     bytes: sum.bytes.saturating_add(counter.bytes),

@@ -12,13 +12,25 @@ use crate::{
         rings::{self, Rings},
         wire,
     },
-    model::{Target, TargetName},
+    model::{RingId, Target, TargetName},
 };
 
 impl Maps {
     /// The targets.
     pub fn targets(&self) -> BTreeMap<TargetName, Target> {
         self.ledger.targets.values().cloned().collect()
+    }
+
+    /// The ring of each stream that is read, and the bytes that sessions have in use there.
+    pub fn in_rings(&self) -> anyhow::Result<BTreeMap<TargetName, (RingId, u64)>> {
+        let mut in_rings = BTreeMap::new();
+        for (place, (name, target)) in &self.ledger.targets {
+            if let Target::Stream(Some(ring)) = target {
+                let each = self.ledger.sessions_of(*place).into_iter().map(|id| self.streams.in_use(id));
+                in_rings.insert(name.clone(), (*ring, each.sum::<anyhow::Result<_>>()?));
+            }
+        }
+        Ok(in_rings)
     }
 
     /// Writes a target. `rings` has the rings of streams.

@@ -24,7 +24,7 @@ pub(super) const TOO_LARGE: &str = "spec: it has more than 128 KiB, counting 32 
 
 /// The parts of an object that the agent reads.
 #[derive(Debug)]
-pub(crate) struct Bounded {
+pub struct Bounded {
     /// Its `metadata`, limited to [`METADATA`], and its `spec`.
     pub(crate) object: Value,
     /// The `spec` exceeds the limit, and is left out.

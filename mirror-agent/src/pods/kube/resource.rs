@@ -26,7 +26,7 @@ use crate::model::{
 const NO_ROOM: &str = "spec: the Mirrors of this namespace have more than 4 MiB, counting 32 bytes for each value: delete some of them";
 
 /// A kind of resource.
-pub(crate) trait Kind: kube::Resource<DynamicType = ()> + Clone + Debug + 'static {
+pub trait Kind: kube::Resource<DynamicType = ()> + Clone + Debug + 'static {
     /// The agent's type for this kind.
     type Read: Clone + Debug + PartialEq + Send + Sync;
 

@@ -114,7 +114,7 @@ fn budgets(session: &SessionStatus) -> Vec<String> {
     let seconds = |time: f64| format!("{} s", (time * 10.0).round() / 10.0);
     let time = settings.duration.map(|of| format!("{}{}", seconds(of), left(duration.map(seconds))));
     let packets = settings.packets.map(|of| format!("{of} copied packets{}", count(*packets)));
-    let bytes = settings.bytes.map(|of| format!("{of} copied bytes{}", count(*bytes)));
+    let bytes = settings.bytes.map(|of| format!("{of} bytes of copied packets{}", count(*bytes)));
     let budgets = [time, packets, bytes].into_iter().flatten();
     let ended = ended.as_ref().map(|budget| {
         format!(
