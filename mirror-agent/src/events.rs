@@ -143,7 +143,7 @@ async fn post_one(client: &Client, fact: &Fact, post: Post, node: &str) -> Outco
         }
     };
     let error = match timeout(PATIENCE, posted).await {
-        Ok(Ok(count)) => return Outcome::Stands { count },
+        Ok(Ok(count)) => return Outcome::Written { count },
         Ok(Err(error)) => error,
         Err(_) => return Outcome::Away,
     };

@@ -6,19 +6,18 @@
 
 mod carry_out;
 mod coverage;
+mod deleted;
+mod device_backoff;
 mod devices;
-mod exits;
 mod expected;
-mod gone;
-mod held;
+mod log;
 mod mirrored;
 mod pace;
 mod refused;
-mod removed;
+mod removed_programs;
 mod routes;
-mod standing;
+mod schedule;
 mod targets;
-mod told;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -30,26 +29,27 @@ use std::{
 use anyhow::Context as _;
 use carry_out::Carried;
 use coverage::Watch;
-use exits::Exits;
+use deleted::DeletedPods;
+use device_backoff::DeviceBackoff;
+use devices::Devices;
 use expected::Expected;
-use gone::Gone;
-use held::Held;
-use mirrored::{found, mirrored};
+use log::LogDedup;
+use mirrored::{found, installed, mirrored};
 use pace::Pace;
 use refused::{Refused, refuse_mirrors, refuse_selection};
-use removed::Removed;
+use removed_programs::RemovedPrograms;
 use routes::Routes;
-use standing::standing;
-use targets::NotMade;
+use schedule::Schedule;
+pub(crate) use schedule::TICK;
 use tokio::{sync::watch, time::Instant};
-use told::Told;
+use tracing::trace;
 
 use mirror_core::{destination::Destination, exit, hidden};
 
 use crate::{
     cpu,
     dataplane::Dataplane,
-    links::{LinkTable, PodNetns},
+    links::LinkTable,
     metrics::LoopMetrics,
     mirror_iface::MirrorIfaces,
     model::{
@@ -68,8 +68,6 @@ use crate::{
 
 /// The delay of a round after its first event, so that a burst of events causes one round.
 const COALESCE: Duration = Duration::from_millis(10);
-/// The longest time between two rounds, in case an event was lost.
-pub(crate) const TICK: Duration = Duration::from_secs(60);
 /// The longest time that events wait after a round with a failure.
 const PATIENCE: Duration = Duration::from_secs(1);
 /// The longest wait while a session has a budget, so that the report soon shows that the budget has ended. The kernel
@@ -77,6 +75,9 @@ const PATIENCE: Duration = Duration::from_secs(1);
 const BUDGET_TICK: Duration = Duration::from_secs(1);
 /// The time that an unused program of a filter stays: much longer than a packet takes at a tap.
 const LEFTOVERS: Duration = Duration::from_secs(1);
+/// The number of times that a round looks at the node while it changes devices. A process of a pod can change devices
+/// forever.
+const MOST_LOOKS: usize = 4;
 /// The first and the longest wait after a round with a failure. The wait doubles in between.
 const RETRY: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(30));
 
@@ -100,24 +101,21 @@ pub struct Reconciler<P, L, D> {
     max_rates: BTreeMap<TargetName, Rate>,
     mirrors: MirrorIfaces,
     started: bool,
-    /// Whether a session has a budget, and so may end without an event.
-    may_end: bool,
     expected: Expected,
-    gone: Gone,
+    deleted: DeletedPods,
     coverage: Watch,
     routes: Routes,
-    held: Held,
-    not_made: NotMade,
-    exits: Exits,
-    removed: Removed,
+    backoff: DeviceBackoff,
+    devices: Devices,
+    removed: RemovedPrograms,
     pace: Pace,
-    /// The longest wait for the next round, if a change is due without an event (for example, an expected pod).
-    look_again: Option<Duration>,
+    /// The next round without an event.
+    schedule: Schedule,
     /// The last round was not finished.
     is_behind: bool,
     /// The time of the event that woke the loop for the next round.
     woken: Option<Instant>,
-    told: Told,
+    log: LogDedup,
     /// The mirrors that an earlier agent has left; `None` before the first read.
     found: Option<Arc<Mirrors>>,
     report: watch::Sender<Arc<Report>>,
@@ -146,20 +144,18 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
             filters: Filters::default(),
             mirrors,
             started: false,
-            may_end: false,
             expected: Expected::default(),
-            gone: Gone::default(),
+            deleted: DeletedPods::default(),
             coverage: Watch::default(),
             routes: Routes::default(),
-            held: Held::default(),
-            not_made: NotMade::default(),
-            exits: Exits::default(),
-            removed: Removed::default(),
+            backoff: DeviceBackoff::default(),
+            devices: Devices::default(),
+            removed: RemovedPrograms::default(),
             pace: Pace::default(),
-            look_again: None,
+            schedule: Schedule::new(Instant::now()),
             is_behind: false,
             woken: None,
-            told: Told::default(),
+            log: LogDedup::default(),
             found: None,
             report: watch::Sender::new(Arc::default()),
             metrics,
@@ -184,13 +180,9 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
             let began = cpu::time();
             let is_blocked = self.round().await.map_err(|Refused(error)| error)?;
             self.pace.note(cpu::time().saturating_sub(began), Instant::now());
-            let wait = if is_blocked {
-                let doubled = (backoff * 2).min(RETRY.1);
-                std::mem::replace(&mut backoff, doubled)
-            } else {
-                backoff = RETRY.0;
-                if self.may_end { BUDGET_TICK } else { TICK }
-            };
+            let pause = is_blocked.then_some(backoff);
+            backoff = if is_blocked { (backoff * 2).min(RETRY.1) } else { RETRY.0 };
+            self.schedule.after(pause, "an operation failed");
             if self.is_behind {
                 // Other tasks of this thread run first, and pending events are handled.
                 tokio::select! {
@@ -201,14 +193,16 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
                 }
                 continue;
             }
-            let deadline = Instant::now() + wait.min(self.look_again.unwrap_or(TICK));
-            let deadline =
-                self.held.next().into_iter().chain(self.removed.next()).fold(deadline, Instant::min);
-            if is_blocked {
+            let Schedule { at: deadline, why } = self.schedule;
+            trace!(
+                "the next round is due in {:?}: {why}",
+                deadline.saturating_duration_since(Instant::now())
+            );
+            if let Some(pause) = pause {
                 // The failed operation may cause events itself, which must not trigger another attempt at once.
                 tokio::select! {
                     () = &mut stop => return Ok(()),
-                    () = tokio::time::sleep(wait.min(PATIENCE)) => {}
+                    () = tokio::time::sleep(pause.min(PATIENCE)) => {}
                 }
             }
             loop {
@@ -256,6 +250,7 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
     async fn round(&mut self) -> Result<bool, Refused> {
         let began = Instant::now();
         self.is_behind = false;
+        self.schedule = Schedule::new(began);
         let mut report = Report { failures: BTreeSet::new(), ..Report::clone(&self.report.borrow()) };
         let of_devices = match self.try_round(&mut report).await.map_err(anyhow::Error::downcast::<Refused>) {
             Ok(of_devices) => of_devices,
@@ -271,7 +266,7 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
             self.woken = None;
         }
         self.metrics.round(began.elapsed());
-        self.told.failures(report.failures.clone());
+        self.log.failures(report.failures.clone());
         report.at = Instant::now();
         report.is_reconciled |= report.is_listed && !is_blocked && !self.is_behind;
         self.report.send_replace(Arc::new(report));
@@ -282,7 +277,7 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
     /// single device only.
     async fn try_round(&mut self, report: &mut Report) -> anyhow::Result<BTreeSet<String>> {
         let listed = self.pods.snapshot();
-        let pods = listed.as_ref().map(|list| self.with_gone(list)).transpose()?;
+        let pods = listed.as_ref().map(|list| self.with_deleted(list)).transpose()?;
         let readers = self.reading.borrow_and_update().clone();
         let captures = &readers.captures;
         report.is_listed = pods.is_some();
@@ -304,24 +299,25 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
             // Other tasks, such as those that answer probes, run between the parts.
             tokio::task::yield_now().await;
         };
-        report.bad = self.told.bad(bad);
+        report.bad = self.log.bad(bad);
         let asked = |pod: &Pod| (pod.id.clone(), unasked.get(&pod.id).copied());
         report.pods = listed.as_deref().map(|pods| pods.iter().map(asked).collect());
-        let mut left = BTreeSet::new();
         let Seen { links, actual, mut selection } =
-            self.look(pods.as_deref(), &wanted, captures, &mut report.failures, &mut left).await?;
+            self.look(pods.as_deref(), &wanted, captures, &mut report.failures).await?;
         report.found = Arc::clone(self.found.get_or_insert_with(|| Arc::new(found(&actual))));
 
         let mut expected = expected::of(&wanted, &selection.skipped);
         selection.skipped.retain(|skipped| {
-            let is_of_gone = skipped.pod.as_ref().is_some_and(|pod| self.gone.has(pod));
-            !(is_of_gone && skipped.why.is_passing())
+            let is_deleted = skipped.pod.as_ref().is_some_and(|pod| self.deleted.has(pod));
+            !(is_deleted && skipped.why.is_passing())
         });
         let targets = self.targets(listed.as_deref(), &links, &actual, &readers, &mut expected, report);
-        self.look_again = self.expected.wait(expected, links.host.keys().copied().collect(), Instant::now());
-        self.told.ended(&actual);
+        let devices = links.host.keys().copied().collect();
+        let wait = self.expected.wait(expected, devices, Instant::now());
+        self.schedule.after(wait, "a pod is expected");
+        self.log.ended(&actual);
         let hub = exit::hub(&links).map(|hub| hub.ifindex);
-        let without_exit = self.exits.missing(&selection.taps, &self.policy);
+        let without_exit = self.devices.without_relay(&selection.taps, &self.policy);
         stay_ended(&mut selection.taps, &actual);
         exit::stay_without(&mut selection.taps, &actual.taps, &self.policy);
         let (desired, Plan { ops, unfit, coming }) =
@@ -334,27 +330,22 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
         let (resting, until) = self.removed.resting(now);
         let Carried { mut of_devices, mut incomplete } =
             self.carry_out(&ops, &resting, &desired, &actual, report).await;
-        if let Some(until) = until.filter(|_| resting.iter().any(|(device, _)| incomplete.contains(device))) {
-            let rest = until.saturating_duration_since(Instant::now());
-            self.look_again = Some(self.look_again.unwrap_or(rest).min(rest));
-        }
-        of_devices.extend(self.exits.left().iter().cloned().chain(left));
-        if ops.iter().any(|op| op.leaves_filter() || op.leaves_exit()) {
-            // The next round removes what no session or tap uses any more.
-            self.look_again = Some(self.look_again.unwrap_or(LEFTOVERS).min(LEFTOVERS));
-        }
-        if !coming.is_subset(&incomplete) {
-            // The next round does the second step of moving a tap to its other side.
-            self.look_again = Some(Duration::ZERO);
-        }
+        let rests = resting.iter().any(|(device, _)| incomplete.contains(device));
+        self.schedule.at(until.filter(|_| rests), "a removed program is attached again");
+        of_devices.extend(self.devices.left().iter().cloned());
+        let leaves = ops.iter().any(|op| op.leaves_filter() || op.leaves_exit());
+        self.schedule
+            .after(leaves.then_some(LEFTOVERS), "no session or tap uses a program or a relay device");
+        let is_moving = !coming.is_subset(&incomplete);
+        self.schedule.after(is_moving.then_some(Duration::ZERO), "a tap moves to its other side");
         routes::complete(&desired, &mut incomplete);
         let tapped = desired.taps.values().filter_map(|tap| tap.owner.pod.as_ref());
-        if report.is_listed && self.gone.note(tapped) {
-            self.look_again = Some(Duration::ZERO);
-        }
-        for wait in self.exits.wait().into_iter().chain(self.routes.wait()).chain(self.gone.wait()) {
-            self.look_again = Some(self.look_again.unwrap_or(wait).min(wait));
-        }
+        let has_ended = report.is_listed && self.deleted.note(tapped);
+        self.schedule.after(has_ended.then_some(Duration::ZERO), "a deleted pod has ended");
+        self.schedule.after(self.deleted.wait(), "a deleted pod still runs");
+        self.schedule.after(self.devices.wait(), "a device is created again");
+        self.schedule.after(self.routes.wait(), "a CNI may have attached a program");
+        self.schedule.at(self.backoff.next(), "the operations of a device failed");
         let lacks_hook = |tap: &ActualTap| Program::TAP.into_iter().any(|program| tap.lacks_hook(program));
         incomplete.extend(actual.taps.iter().filter(|(_, tap)| lacks_hook(tap)).map(|(device, _)| *device));
         let shows_redirects = || self.links.shows_redirects();
@@ -362,8 +353,9 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
         let bypassed = self.coverage.bypassed(&desired);
         let skipped = refused.into_iter().chain(selection.skipped).chain(unfit);
         let removed = self.removed.note(&desired, &actual, now);
+        self.schedule.at(self.removed.next(), "a reason ends");
         let skipped = skipped.chain(hidden).chain(without_exit).chain(bypassed).chain(removed);
-        report.skipped = self.told.skipped(skipped);
+        report.skipped = self.log.skipped(skipped);
         report.coverage = self.coverage.report(&self.routes);
         if !self.is_behind {
             report.rings = readers.rings();
@@ -371,13 +363,13 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
         let keyed = |resource: &Resource| Some((resource.id.clone(), Keyed::of(resource, &self.policy)?));
         report.streams = resources.iter().filter_map(keyed).collect();
         report.resources = match pods {
-            Some(_) => coverage(selected, &standing(&desired, &actual, &incomplete), &report.skipped),
+            Some(_) => coverage(selected, &installed(&desired, &actual, &incomplete), &report.skipped),
             None => Vec::new(),
         };
         report.mirrors = mirrored(&wanted, &desired, &actual, &incomplete, &misfits);
         let why_down = |name: &TargetName| report.unwritten.get(name).or_else(|| report.unreached.get(name));
         report.down = mirror_core::targets::down(&desired.targets, why_down);
-        report.targets = self.standing_targets(&mirror_targets, &desired, report);
+        report.targets = self.target_states(&mirror_targets, &desired, report);
         report.wanted = desired.taps.len();
         report.attached = match report.is_listed {
             true => desired.taps.keys().filter(|device| !incomplete.contains(device)).count(),
@@ -387,74 +379,72 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
     }
 
     /// Returns the pods of a list, and the pods that still run although their objects were deleted.
-    fn with_gone(&mut self, list: &Arc<[Pod]>) -> anyhow::Result<Arc<[Pod]>> {
+    fn with_deleted(&mut self, list: &Arc<[Pod]>) -> anyhow::Result<Arc<[Pod]>> {
         let now = Instant::now();
-        self.gone.deleted(self.pods.deleted(), now);
-        let running = self.links.running(self.gone.uids())?;
-        Ok(self.gone.join(list, &running, now))
+        self.deleted.add(self.pods.deleted(), now);
+        let running = self.links.running(self.deleted.uids())?;
+        Ok(self.deleted.join(list, &running, now))
     }
 
-    /// Reads the devices and the installed state, and selects taps. Creates, changes and deletes the devices of targets
-    /// and relay devices where necessary.
+    /// Looks at the node, and changes devices where necessary. Then it looks again, because what it saw is old: the
+    /// relay hub comes before the relay devices on it, and a pod may get a NIC in the meantime.
     async fn look(
         &mut self,
         pods: Option<&[Pod]>,
         wanted: &[Wanted<'_>],
         captures: &[Capture],
         failures: &mut BTreeSet<String>,
-        left: &mut BTreeSet<String>,
     ) -> anyhow::Result<Seen> {
-        let mut to_read = self.pods_to_read(wanted, pods.unwrap_or_default());
-        if pods.is_none() {
-            // First, so that the snapshot includes the routes and offloads of the installed targets.
-            let installed = self.dataplane.observe().await.context("cannot read what is installed")?;
-            self.take_installed_targets(&installed);
+        let mut looks = 0;
+        loop {
+            let seen = self.look_once(pods, wanted, captures).await?;
+            let (has_changed, failed) = self.change_devices(&seen, pods.is_some()).await;
+            failures.extend(failed);
+            looks += 1;
+            if !has_changed || looks == MOST_LOOKS {
+                self.devices.note(&seen.links, &seen.actual);
+                return Ok(seen);
+            }
         }
-        let mut links = self.snapshot(&to_read, &BTreeMap::new()).await?;
-        if let Some(pods) = pods.filter(|pods| self.exits.begin(pods, &links)) {
-            to_read = self.pods_to_read(wanted, pods);
-            links = self.snapshot(&to_read, &BTreeMap::new()).await?;
-        }
+    }
+
+    /// Reads the installed state and the devices, and selects taps.
+    async fn look_once(
+        &mut self,
+        pods: Option<&[Pod]>,
+        wanted: &[Wanted<'_>],
+        captures: &[Capture],
+    ) -> anyhow::Result<Seen> {
         let actual = self.dataplane.observe().await.context("cannot read what is installed")?;
+        if pods.is_none() {
+            // Before the devices, so that the snapshot includes the routes and offloads of the installed targets.
+            self.take_installed_targets(&actual);
+        }
+        let mut links = self.snapshot(wanted, pods).await?;
+        if pods.is_some_and(|pods| self.devices.begin(pods, &links)) {
+            links = self.snapshot(wanted, pods).await?;
+        }
         keep_installed(&mut links, &actual.taps);
         if !self.started {
             refuse_mirrors(&self.own_targets, &links)?;
         }
         self.learn_cnis().await;
         // Problems at the start must be known before a mirror interface is created.
-        let mut selection = self.selection(wanted, captures, &links, &actual).await;
+        let selection = self.selection(wanted, captures, &links, &actual).await;
         if pods.is_some() && !self.started {
             refuse_selection(&selection, &self.policy)?;
             self.started = true;
         }
-        let needed = exit::needed(&selection.taps, &actual.taps, &self.policy);
-        let keeps_hub = pods.is_none() || !needed.is_empty() || exit::pods_with_exit(&links).next().is_some();
-        if self.change_links(pods.is_some(), keeps_hub, &links, failures, left).await {
-            links = self.snapshot(&to_read, &actual.taps).await?;
-            selection = self.selection(wanted, captures, &links, &actual).await;
-        }
-        // First the relay hub, then the relay devices on it. A pod may get its NIC between two snapshots.
-        for _ in 0..2 {
-            let needed = exit::needed(&selection.taps, &actual.taps, &self.policy);
-            if pods.is_none() || !self.change_exits(&needed, &links).await {
-                break;
-            }
-            links = self.snapshot(&to_read, &actual.taps).await?;
-            selection = self.selection(wanted, captures, &links, &actual).await;
-        }
-        self.exits.note(&links, &actual);
         Ok(Seen { links, actual, selection })
     }
 
-    /// Reads the devices. If the namespace of an installed tap cannot be read, keeps its devices.
     async fn snapshot(
         &mut self,
-        pods: &[PodNetns],
-        installed: &BTreeMap<Device, ActualTap>,
+        wanted: &[Wanted<'_>],
+        pods: Option<&[Pod]>,
     ) -> anyhow::Result<LinkSnapshot> {
-        let mut links = self.links.snapshot(pods).await.context("cannot read the network devices")?;
-        keep_installed(&mut links, installed);
-        Ok(links)
+        let pods = self.pods_to_read(wanted, pods.unwrap_or_default());
+        self.links.snapshot(&pods).await.context("cannot read the network devices")
     }
 
     /// Returns the wanted state, and the ops that lead to it.
@@ -480,7 +470,8 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
             (Desired { targets, limits, taps: BTreeMap::new(), hub: None }, plan)
         };
         let mut sessions = desired.taps.values().flat_map(|tap| tap.sessions.values());
-        self.may_end = sessions.any(|session| session.settings.budget != Budget::default());
+        let may_end = sessions.any(|session| session.settings.budget != Budget::default());
+        self.schedule.after(may_end.then_some(BUDGET_TICK), "a session may use up its budget");
         (desired, plan)
     }
 }

@@ -12,7 +12,7 @@ use std::{
 use mirror_common::verdict::Direction;
 use mirror_core::{
     coverage::{Reason, State},
-    targets::Standing,
+    targets::TargetState,
 };
 use tokio::{sync::watch, time::Instant};
 
@@ -62,7 +62,7 @@ pub struct Report {
     /// The mirrors of an earlier agent that existed when this agent started.
     pub found: Arc<Mirrors>,
     /// The MirrorTargets and their state on this node; none before the first list.
-    pub targets: Vec<Standing>,
+    pub targets: Vec<TargetState>,
     /// The Mirrors with a stream, and the key of each.
     pub streams: BTreeMap<ResourceId, Keyed>,
     /// The invalid annotations.
@@ -89,9 +89,9 @@ pub struct Mirrored {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Stage {
     /// It is wanted and not installed.
-    Coming,
+    Pending,
     /// It is installed.
-    Stands,
+    Installed,
     /// A limit has ended it.
     Ended(Ended),
 }

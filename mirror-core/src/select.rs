@@ -28,7 +28,7 @@ pub use self::attachments::Attachment;
 pub use self::bad::{BadAnnotation, Problem};
 pub use self::captures::{Capture, Readers};
 pub use self::choice::{Choice, MIRROR, NICS, OVN_MIRROR, PREFIX, Wanted, choose};
-pub use self::coverage::{Coverage, NotCovered, Standing, coverage};
+pub use self::coverage::{Coverage, Installed, NotCovered, coverage};
 pub use self::filters::Filters;
 pub use self::inside::{see_inside, with_two_sides};
 pub use self::nics::Nics;

@@ -1,7 +1,7 @@
 //! The targets of a node: those of the agent's flags and those of MirrorTargets.
 //!
 //! Pure. The command line calls [`objection`] for its flags. The reconcile loop calls [`join`] for the targets of each
-//! round, [`down`] for those that do not accept copies, and [`standing`] for the state of each MirrorTarget. `select`
+//! round, [`down`] for those that do not accept copies, and [`states`] for the state of each MirrorTarget. `select`
 //! looks up in [`Users`] which namespaces can use a target.
 
 use std::collections::BTreeMap;
@@ -33,7 +33,7 @@ pub struct Targets {
 
 /// The state of a MirrorTarget on this node.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Standing {
+pub struct TargetState {
     /// `metadata.name`.
     pub name: TargetName,
     /// `metadata.uid`.
@@ -147,26 +147,26 @@ pub fn down<'k>(
 /// The state of each MirrorTarget on the node, in the order of names. `present`: the targets of the node. `down`: the
 /// result of [`down`]. A resource that is neither present nor refused nor down is newer than these lists, and is left
 /// out.
-pub fn standing(
+pub fn states(
     resources: &[TargetResource],
     refused: &BTreeMap<TargetName, String>,
     present: &BTreeMap<TargetName, Target>,
     down: &BTreeMap<TargetName, String>,
-) -> Vec<Standing> {
+) -> Vec<TargetState> {
     let state = |name: &TargetName| {
         let refused = refused.get(name).map(|why| State::Refused(why.clone()));
         let state = || present.contains_key(name).then_some(State::Ready);
         refused.or_else(|| down.get(name).map(|why| State::Down(why.clone()))).or_else(state)
     };
-    let mut standing: Vec<_> = resources
+    let mut states: Vec<_> = resources
         .iter()
         .filter_map(|TargetResource { name, uid, generation, .. }| {
             let state = state(name)?;
-            Some(Standing { name: name.clone(), uid: uid.clone(), generation: *generation, state })
+            Some(TargetState { name: name.clone(), uid: uid.clone(), generation: *generation, state })
         })
         .collect();
-    standing.sort_by(|one, other| one.name.cmp(&other.name));
-    standing
+    states.sort_by(|one, other| one.name.cmp(&other.name));
+    states
 }
 
 #[cfg(test)]

@@ -130,7 +130,7 @@ impl Change {
 fn found(report: &Report) -> BTreeMap<PodId, BTreeMap<MirrorId, Told>> {
     let told = |(mirror, Mirrored { target, is_asked, stage }): (&MirrorId, &Mirrored)| {
         let told = match stage {
-            Stage::Coming | Stage::Stands => Told::Started(target.clone()),
+            Stage::Pending | Stage::Installed => Told::Started(target.clone()),
             Stage::Ended(_) => Told::Ended,
         };
         is_asked.then(|| (mirror.clone(), told))
@@ -150,9 +150,9 @@ fn changes(
         let change = match (stage, told_of(mirror)) {
             _ if !is_asked => return None,
             // A mirror whose installation is in progress, or whose NIC was just deleted, is not posted.
-            (Stage::Coming, _) | (Stage::Ended(_), Some(Told::Ended)) => return None,
-            (Stage::Stands, Some(Told::Started(of))) if of == target => return None,
-            (Stage::Stands, _) => Change::Started(target.clone()),
+            (Stage::Pending, _) | (Stage::Ended(_), Some(Told::Ended)) => return None,
+            (Stage::Installed, Some(Told::Started(of))) if of == target => return None,
+            (Stage::Installed, _) => Change::Started(target.clone()),
             (Stage::Ended(limit), _) => {
                 let why = format!("its limit of {} is reached", limit.name());
                 Change::Ended { why, is_wanted: true }

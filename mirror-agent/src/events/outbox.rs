@@ -46,7 +46,7 @@ pub(super) enum Post {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Outcome {
     /// The Event exists, with this count in its series.
-    Stands {
+    Written {
         /// 1: it is not a series yet.
         count: i32,
     },
@@ -65,7 +65,7 @@ pub(super) enum Outcome {
 impl Outcome {
     /// Whether nothing is left to do for news.
     pub(super) const fn ends_news(self) -> bool {
-        matches!(self, Self::Stands { .. } | Self::NotNow)
+        matches!(self, Self::Written { .. } | Self::NotNow)
     }
 }
 
@@ -150,7 +150,7 @@ impl Outbox {
                 self.pause(namespace, now);
                 return;
             }
-            Outcome::Stands { .. } | Outcome::Exists | Outcome::Forgotten | Outcome::NotNow => {
+            Outcome::Written { .. } | Outcome::Exists | Outcome::Forgotten | Outcome::NotNow => {
                 self.pauses.remove(&None);
                 self.pauses.remove(&namespace);
             }
@@ -165,7 +165,7 @@ impl Outbox {
         }
         let refreshment = now + REFRESH + Duration::from_secs(fact.digest() % SPREAD_SECONDS);
         *entry = match answer {
-            Outcome::Stands { count } => {
+            Outcome::Written { count } => {
                 Entry { post: Post::Refresh { count: Some(count) }, due: Some(refreshment) }
             }
             Outcome::Exists => Entry { post: Post::Refresh { count: None }, due: None },

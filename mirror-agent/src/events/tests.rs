@@ -287,7 +287,7 @@ async fn the_beginning_and_the_end_of_a_mirror_are_each_posted_once_and_not_agai
     let posts = || std::mem::take(&mut server.lock().unwrap().1);
     let mirrors = |is_there: bool| {
         let all = ResourceId { namespace: Some("shop".into()), name: "all".parse().unwrap() }.mirror();
-        let mirrored = Mirrored { target: TargetName::default(), is_asked: true, stage: Stage::Stands };
+        let mirrored = Mirrored { target: TargetName::default(), is_asked: true, stage: Stage::Installed };
         is_there.then(|| (pod_id("web"), [(all, mirrored)].into())).into_iter().collect::<Mirrors>()
     };
     let report = |is_there, found| {

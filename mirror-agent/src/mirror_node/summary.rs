@@ -11,7 +11,7 @@ use mirror_common::verdict::{Misfit, Verdict};
 use mirror_core::{
     fair::shares,
     status::LOSSES,
-    targets::{Standing, State},
+    targets::{State, TargetState},
 };
 
 use crate::{
@@ -147,7 +147,7 @@ fn reasons(of: &Coverage) -> BTreeSet<&select::NotCovered> {
     if of.of.refused.is_some() { BTreeSet::new() } else { of.not_covered.iter().collect() }
 }
 
-fn of_target(Standing { name, uid, generation, state }: &Standing, counts: &Counts) -> TargetSummary {
+fn of_target(TargetState { name, uid, generation, state }: &TargetState, counts: &Counts) -> TargetSummary {
     let (refused, down) = match state {
         State::Ready => (None, None),
         State::Refused(why) => (Some(cut(why)), None),

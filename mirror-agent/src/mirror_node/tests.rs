@@ -7,7 +7,7 @@ use std::sync::Mutex;
 use mirror_api::Packets;
 use mirror_core::{
     model::TargetName,
-    targets::{Standing, State},
+    targets::{State, TargetState},
 };
 use tokio::{sync::watch, time::sleep};
 
@@ -43,8 +43,8 @@ fn mirror(name: &str, pods: usize) -> Coverage {
     }
 }
 
-fn target(name: &str, state: State) -> Standing {
-    Standing { name: TargetName(name.parse().unwrap()), uid: "2".into(), generation: 4, state }
+fn target(name: &str, state: State) -> TargetState {
+    TargetState { name: TargetName(name.parse().unwrap()), uid: "2".into(), generation: 4, state }
 }
 
 fn report(resources: Vec<Coverage>) -> Arc<Report> {

@@ -6,7 +6,7 @@ use std::{collections::BTreeSet, time::Duration};
 
 use tokio::time::Instant;
 
-use super::{Reconciler, told::tell_op};
+use super::{Reconciler, log::log_op};
 use crate::{
     dataplane::{Dataplane, says_gone},
     links::LinkTable,
@@ -40,7 +40,7 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
         actual: &Actual,
         report: &mut Report,
     ) -> Carried {
-        self.held.keep(ops);
+        self.backoff.keep(ops);
         report.unwritten.clear();
         let mut carried = Carried::default();
         let Carried { of_devices, incomplete } = &mut carried;
@@ -49,7 +49,7 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
         // The ops of a device are consecutive. They are logged when all of them have succeeded.
         for ops in ops.chunk_by(|a, b| a.device() == b.device()) {
             let device = ops.first().and_then(Op::device);
-            let held = device.and_then(|device| self.held.why(device, ops, Instant::now()));
+            let held = device.and_then(|device| self.backoff.why(device, ops, Instant::now()));
             self.is_behind |= held.is_none() && spent >= SLICE;
             if held.is_some() || spent >= SLICE {
                 of_devices.extend(held.into_iter().flatten().cloned());
@@ -89,7 +89,7 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
             if !errors.is_empty() {
                 match device {
                     Some(device) => {
-                        of_devices.extend(self.held.failed(device, ops, errors, has_gone, Instant::now()));
+                        of_devices.extend(self.backoff.failed(device, ops, errors, has_gone, Instant::now()));
                     }
                     None => report.failures.extend(errors),
                 }
@@ -98,10 +98,10 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
             // The time of failed ops does not count, or a slow failure would starve all other devices.
             spent += chunk_began.elapsed();
             if !is_whole {
-                device.into_iter().for_each(|device| self.held.forget(device));
+                device.into_iter().for_each(|device| self.backoff.forget(device));
                 continue;
             }
-            ops.iter().for_each(|op| tell_op(op, desired, actual));
+            ops.iter().for_each(|op| log_op(op, desired, actual));
             if let Some(woken) = self.woken.filter(|_| ops.iter().any(|op| is_new_tap(op, actual))) {
                 self.metrics.new_tap(woken.elapsed());
             }

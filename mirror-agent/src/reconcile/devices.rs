@@ -1,51 +1,199 @@
-//! Creates, changes and deletes the devices of targets in each round: mirror interfaces and the devices of tunnels.
+//! The devices that mirroring needs: mirror interfaces, the devices of tunnels, the relay hub, and the relay devices of
+//! pods.
 //!
-//! `mirror_iface` and `tunnel` decide; this module carries out. `exits` does the same for relay devices. The loop calls
-//! this module.
+//! `mirror_core::{mirror_iface, tunnel, exit}` decide which devices to create, change and delete. This module carries
+//! that out and remembers the results. The loop calls it.
 
-use std::collections::BTreeSet;
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
 
-use mirror_core::{exit, tunnel};
+use mirror_core::{
+    exit,
+    tunnel::{self, Tunnel, TunnelDevice},
+};
+use tokio::time::Instant;
 
-use super::Reconciler;
+use super::{Reconciler, Seen};
 use crate::{
     dataplane::Dataplane,
     links::LinkTable,
     mirror_iface,
-    model::{LinkChange, LinkSnapshot},
+    model::{Actual, Device, LinkChange, LinkSnapshot, NetnsId, Pod, Tap},
     pods::PodSource,
+    select::{Policy, Skipped, Why},
 };
 
-impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
-    /// Changes the devices of targets where necessary, and deletes those that no target needs. Returns whether anything
-    /// was to be changed. `is_listed`: the pods and the MirrorTargets are known, so devices may be deleted.
-    /// `keeps_hub`: a pod has a relay device or needs one. A device that cannot be deleted does not affect others, so
-    /// its error is added to `left`.
-    pub(super) async fn change_links(
-        &mut self,
-        is_listed: bool,
-        keeps_hub: bool,
-        links: &LinkSnapshot,
-        failures: &mut BTreeSet<String>,
-        left: &mut BTreeSet<String>,
-    ) -> bool {
-        let mut names = self.policy.own_devices();
-        if keeps_hub {
-            names.insert(exit::HUB.to_owned());
+/// The delay before another attempt to create a device after a failure.
+const AGAIN: Duration = Duration::from_secs(30);
+/// The shortest interval between creating a device twice: a process of a pod can delete its relay device as fast as the
+/// agent creates it.
+const REST: Duration = Duration::from_secs(1);
+
+/// The devices whose creation has a delay of its own: the error is a reason of the pods or targets concerned, and not a
+/// failure of the round, so other pods do not wait.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Made {
+    Tunnel(TunnelDevice),
+    Hub,
+    Relay(NetnsId),
+}
+
+/// The results of earlier rounds.
+#[derive(Default)]
+pub(super) struct Devices {
+    /// The UIDs of pods that have a relay device, or a tap inside.
+    pods: BTreeSet<String>,
+    /// The UIDs of pods of the first list whose devices were not read yet. An agent that ended between two steps may
+    /// have left a relay device in any pod, and no tap shows in which. `None` before the first list.
+    unread: Option<BTreeSet<String>>,
+    /// The time and the result of the last attempt to create each device.
+    tried: BTreeMap<Made, (Instant, Result<(), String>)>,
+    /// The errors for devices that could not be deleted. They affect no other device.
+    left: BTreeSet<String>,
+    /// The longest wait for the next round, if an action is due without an event.
+    wait: Option<Duration>,
+}
+
+impl Devices {
+    /// Processes the first list of pods. Returns whether there are more pods to read now.
+    pub(super) fn begin(&mut self, pods: &[Pod], links: &LinkSnapshot) -> bool {
+        if self.unread.is_some() {
+            return false;
         }
-        let names = names.iter().map(String::as_str).collect();
-        let mut changes = if is_listed { mirror_iface::left_behind(&names, links) } else { Vec::new() };
+        // If there is no relay hub, the kernel has deleted all relay devices with it.
+        let may_be_left = exit::hub(links).is_some();
+        let is_unread = |pod: &&Pod| !pod.host_network && !links.pods.contains_key(&pod.id.uid);
+        let unread = pods.iter().filter(is_unread).filter(|_| may_be_left);
+        let unread: BTreeSet<_> = unread.map(|pod| pod.id.uid.clone()).collect();
+        !self.unread.insert(unread).is_empty()
+    }
+
+    /// Records the state that a round has found.
+    pub(super) fn note(&mut self, links: &LinkSnapshot, actual: &Actual) {
+        let with_exit = exit::pods_with_exit(links);
+        let taps = actual.taps.values().filter_map(|installed| installed.tap.as_ref());
+        let tapped = taps.filter(|tap| tap.is_inside()).filter_map(|tap| Some(&tap.owner.pod.as_ref()?.uid));
+        self.pods = with_exit.chain(tapped).cloned().collect();
+        let is_read =
+            |uid: &String| matches!(links.pods.get(uid), Some(Ok(inside)) if inside.stale.is_none());
+        if let Some(unread) = &mut self.unread {
+            unread.retain(|uid| exit::hub(links).is_some() && !is_read(uid));
+        }
+    }
+
+    /// Whether a pod may have a relay device.
+    pub(super) fn may_be_in(&self, uid: &str) -> bool {
+        self.pods.contains(uid) || self.unread.as_ref().is_some_and(|unread| unread.contains(uid))
+    }
+
+    /// The longest wait for the next round, while an action is due.
+    pub(super) fn wait(&self) -> Option<Duration> {
+        self.wait
+    }
+
+    /// The errors for devices that could not be deleted. They affect no other device.
+    pub(super) fn left(&self) -> &BTreeSet<String> {
+        &self.left
+    }
+
+    /// Returns the error for a tunnel's device that could not be created.
+    pub(super) fn why_no_tunnel(&self, tunnel: &Tunnel) -> Option<&String> {
+        self.error(Made::Tunnel(tunnel.device()))
+    }
+
+    /// Returns the wanted taps whose copies cannot leave their pod.
+    pub(super) fn without_relay(&self, wanted: &BTreeMap<Device, Tap>, policy: &Policy) -> Vec<Skipped> {
+        let taps = wanted.values().filter(|tap| tap.is_inside() && tap.exit.is_none());
+        let missing = taps.filter_map(|tap| {
+            let why = self.error(Made::Hub).or_else(|| self.error(Made::Relay(tap.owner.netns)))?;
+            exit::needs_exit(tap, policy).then(|| Skipped {
+                pod: tap.owner.pod.clone(),
+                nic: Some(tap.owner.nic.clone()),
+                mirror: None,
+                why: Why::NoExit(why.clone()),
+            })
+        });
+        missing.collect()
+    }
+
+    fn error(&self, device: Made) -> Option<&String> {
+        self.tried.get(&device)?.1.as_ref().err()
+    }
+
+    /// Removes the changes that are not due yet, and forgets the attempts at relay devices that are no longer `needed`.
+    fn keep_due(&mut self, changes: &mut Vec<LinkChange>, needed: &BTreeSet<NetnsId>, links: &LinkSnapshot) {
+        self.tried.retain(|device, _| match device {
+            Made::Tunnel(_) => true,
+            Made::Hub => !needed.is_empty(),
+            Made::Relay(netns) => needed.contains(netns),
+        });
+        let wait = |change: &LinkChange| {
+            let (at, made) = self.tried.get(&made(change, links)?)?;
+            let wait = if made.is_ok() { REST } else { AGAIN };
+            wait.checked_sub(at.elapsed()).filter(|wait| *wait > Duration::ZERO)
+        };
+        self.wait = changes.iter().filter_map(wait).min();
+        changes.retain(|change| wait(change).is_none());
+        // The relay hub is deleted in the round after its last relay device.
+        if changes.iter().any(|change| matches!(change, LinkChange::DeleteExit(_))) {
+            self.wait = Some(REST.min(self.wait.unwrap_or(REST)));
+        }
+    }
+}
+
+/// Returns the device with a delay of its own that a change creates or brings up.
+fn made(change: &LinkChange, links: &LinkSnapshot) -> Option<Made> {
+    match change {
+        LinkChange::CreateTunnel(device) => Some(Made::Tunnel(*device)),
+        LinkChange::CreateHub => Some(Made::Hub),
+        LinkChange::SetUp(ifindex) if exit::hub(links).is_some_and(|hub| hub.ifindex == *ifindex) => {
+            Some(Made::Hub)
+        }
+        LinkChange::CreateExit(netns, _) => Some(Made::Relay(*netns)),
+        _ => None,
+    }
+}
+
+impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
+    /// Creates, changes and deletes devices where necessary. Returns whether a device has changed, and the errors that
+    /// concern more than a single pod or target. Without a list, the pods and the MirrorTargets are unknown, so nothing
+    /// is deleted, and no pod changes.
+    pub(super) async fn change_devices(&mut self, seen: &Seen, is_listed: bool) -> (bool, BTreeSet<String>) {
+        let Seen { links, actual, selection } = seen;
+        let needed = exit::needed(&selection.taps, &actual.taps, &self.policy);
+        let mut changes = Vec::new();
+        if is_listed {
+            let mut names = self.policy.own_devices();
+            if !needed.is_empty() || exit::pods_with_exit(links).next().is_some() {
+                names.insert(exit::HUB.to_owned());
+            }
+            let names = names.iter().map(String::as_str).collect();
+            changes.extend(mirror_iface::left_behind(&names, links));
+            changes.extend(exit::changes(&needed, links));
+        }
         changes.extend(self.mirrors.changes(links));
-        changes.extend(self.not_made.leave_out(tunnel::changes(self.policy.tunnels(), links)));
+        changes.extend(tunnel::changes(self.policy.tunnels(), links));
+        self.devices.keep_due(&mut changes, &needed, links);
+        self.devices.left.clear();
+        let (mut has_changed, mut failures) = (false, BTreeSet::new());
         for change in &changes {
             let done = self.links.apply(change).await.map_err(|error| format!("{error:#}"));
-            match (change, done) {
-                (LinkChange::CreateTunnel(device), done) => self.not_made.note(*device, done),
-                (LinkChange::Delete(_), Err(error)) => drop(left.insert(error)),
-                (_, Err(error)) => drop(failures.insert(error)),
-                (_, Ok(())) => {}
+            has_changed |= done.is_ok();
+            match (made(change, links), change, done) {
+                (Some(device), _, done) => {
+                    self.devices.tried.insert(device, (Instant::now(), done));
+                }
+                (None, LinkChange::Delete(_) | LinkChange::DeleteExit(_), Err(error)) => {
+                    self.devices.left.insert(error);
+                }
+                (None, _, Err(error)) => {
+                    failures.insert(error);
+                }
+                (None, _, Ok(())) => {}
             }
         }
-        !changes.is_empty()
+        (has_changed, failures)
     }
 }

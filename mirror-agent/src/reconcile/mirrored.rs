@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use crate::{
     model::{Actual, ActualTap, Desired, Device, Ended, MirrorId, Origin, PodId, Session, Tap},
     report::{Mirrored, Mirrors, Stage},
-    select::Wanted,
+    select::{Installed, Wanted},
 };
 
 /// The mirrors that an earlier agent has left.
@@ -40,7 +40,7 @@ pub(super) fn mirrored(
         for mirror in tap.sessions.keys() {
             let is_missing = incomplete.contains(device) || misfits.contains(&(*device, mirror.clone()));
             let stage = if is_missing {
-                Stage::Coming
+                Stage::Pending
             } else {
                 stage_of(ended(tap, mirror, actual.taps.get(device)))
             };
@@ -50,7 +50,7 @@ pub(super) fn mirrored(
     let of_pod = |wanted: &Wanted<'_>| {
         let pod = &wanted.pod.id;
         let mirrors = wanted.mirrors.iter().filter_map(|(mirror, session)| {
-            let stage = stages.get(&(pod, mirror)).copied().unwrap_or(Stage::Coming);
+            let stage = stages.get(&(pod, mirror)).copied().unwrap_or(Stage::Pending);
             Some((mirror.clone(), of_session(session, stage)?))
         });
         (pod.clone(), mirrors.collect::<BTreeMap<_, _>>())
@@ -58,15 +58,40 @@ pub(super) fn mirrored(
     wanted.iter().map(of_pod).filter(|(_, mirrors)| !mirrors.is_empty()).collect()
 }
 
+/// Returns the mirrors of each pod that are installed on all its devices for which they are wanted.
+pub(super) fn installed(desired: &Desired, actual: &Actual, incomplete: &BTreeSet<Device>) -> Installed {
+    let mut installed = Installed::new();
+    let mut missing = BTreeSet::new();
+    for (device, tap) in &desired.taps {
+        let Some(pod) = &tap.owner.pod else { continue };
+        for mirror in tap.sessions.keys() {
+            if incomplete.contains(device) {
+                missing.insert((pod, mirror));
+                continue;
+            }
+            let limit = ended(tap, mirror, actual.taps.get(device));
+            let of_pod = installed.entry(pod.clone()).or_default();
+            let at_all = of_pod.entry(mirror.clone()).or_default();
+            *at_all = at_all.or(limit);
+        }
+    }
+    for (pod, mirror) in missing {
+        if let Some(mirrors) = installed.get_mut(pod) {
+            mirrors.remove(mirror);
+        }
+    }
+    installed
+}
+
 /// Returns the limit that has ended an installed session.
-pub(super) fn ended(tap: &Tap, mirror: &MirrorId, before: Option<&ActualTap>) -> Option<Ended> {
+fn ended(tap: &Tap, mirror: &MirrorId, before: Option<&ActualTap>) -> Option<Ended> {
     let of_this =
         before.filter(|before| before.tap.as_ref().is_some_and(|of| tap.owner.is_same(&of.owner)))?;
     of_this.ended.get(mirror).copied()
 }
 
 fn stage_of(ended: Option<Ended>) -> Stage {
-    ended.map_or(Stage::Stands, Stage::Ended)
+    ended.map_or(Stage::Installed, Stage::Ended)
 }
 
 /// Returns `None` if a program reads the packets itself, because it knows when that begins and ends.

@@ -2,30 +2,23 @@
 //!
 //! `mirror_iface`, `collector` and `tunnel` decide; this module calls them, logs and reports. The loop calls it.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    time::Duration,
-};
-
-use mirror_core::{
-    collector,
-    targets::{self, Standing, Targets},
-    tunnel::{self, Blocked, Tunnel, TunnelDevice},
-};
-use tokio::time::Instant;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::Reconciler;
 use crate::{
     dataplane::Dataplane,
     links::{LinkTable, PodNetns},
     mirror_iface,
-    model::{
-        Actual, Desired, DeviceTarget, LinkChange, LinkSnapshot, Pod, Target, TargetName, TargetResource,
-    },
+    model::{Actual, Desired, DeviceTarget, LinkSnapshot, Pod, Target, TargetName, TargetResource},
     pods::PodSource,
     report::Report,
     select::{Readers, Wanted},
     settings::Rate,
+};
+use mirror_core::{
+    collector,
+    targets::{self, TargetState, Targets},
+    tunnel::{self, Blocked},
 };
 
 impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
@@ -39,7 +32,7 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
         }
         let wanted = wanted.iter().map(|wanted| wanted.pod);
         // A pod without mirrors may still have a relay device, which must be deleted.
-        let with_exits = pods.iter().filter(|pod| self.exits.may_be_in(&pod.id.uid));
+        let with_exits = pods.iter().filter(|pod| self.devices.may_be_in(&pod.id.uid));
         let collectors = self.policy.collectors().flat_map(|(_, nic)| collector::of(nic, pods));
         let (mut uids, mut to_read) = (BTreeSet::new(), Vec::new());
         for pod in wanted.chain(collectors).chain(with_exits).filter(|pod| !pod.host_network) {
@@ -68,7 +61,7 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
     }
 
     fn follow_targets(&mut self, Targets { all, users, max_rates, refused }: Targets) {
-        self.told.refused_targets(&refused);
+        self.log.refused_targets(&refused);
         self.mirrors.follow(&all);
         self.links.follow(&all);
         (self.policy.targets, self.policy.users, self.policy.refused_targets) = (all, users, refused);
@@ -93,9 +86,9 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
             let refusal = link.and_then(mirror_iface::refusal);
             report.unreached.extend(refusal.map(|why| (name.clone(), why)));
             let mut target = mirror.target(links);
-            self.told.target(name, &target);
-            self.told.fixed_offloads(&target, mirror.fixed_offloads(links));
-            self.told.loses_order(&target, mirror.loses_order(links));
+            self.log.target(name, &target);
+            self.log.fixed_offloads(&target, mirror.fixed_offloads(links));
+            self.log.loses_order(&target, mirror.loses_order(links));
             // Taps of an earlier agent must not be given a target that leads back to them.
             let entangled = links.by_name(mirror.name()).and_then(|mirror| {
                 let tapped = actual.taps.keys().filter(|device| device.is_on_node());
@@ -128,15 +121,15 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
         }
         for (name, tunnel) in self.policy.tunnels() {
             let (target, blocked) = tunnel::target(tunnel, links);
-            let why = blocked.map(|blocked| match (&blocked, self.not_made.why(tunnel)) {
-                (Blocked::NoDevice(_), Some(why)) => why,
+            let why = blocked.map(|blocked| match (&blocked, self.devices.why_no_tunnel(tunnel)) {
+                (Blocked::NoDevice(_), Some(why)) => why.clone(),
                 _ => blocked.to_string(),
             });
             targets.insert(name.clone(), target);
             reached.push((name, why, false));
         }
         for (name, why, is_passing) in reached {
-            self.told.reached(name, &targets[name], why.as_deref(), is_passing);
+            self.log.reached(name, &targets[name], why.as_deref(), is_passing);
             report.unreached.extend(why.map(|why| (name.clone(), why)));
         }
         // Other nodes have the same tunnels, and send packets through them to this one.
@@ -159,51 +152,15 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
     }
 
     /// Returns the state of each MirrorTarget on this node, at the end of a round that knows which targets are down.
-    pub(super) fn standing_targets(
+    pub(super) fn target_states(
         &self,
         resources: &[TargetResource],
         desired: &Desired,
         report: &Report,
-    ) -> Vec<Standing> {
+    ) -> Vec<TargetState> {
         if !report.is_listed {
             return Vec::new();
         }
-        targets::standing(resources, &self.policy.refused_targets, &desired.targets, &report.down)
-    }
-}
-
-/// The delay before another attempt to create the device of a tunnel.
-const AGAIN: Duration = Duration::from_secs(30);
-
-/// The devices of tunnels that could not be created, with the time and the error.
-///
-/// The error is a reason of their targets, and not a failure of the round, so other targets do not wait. Each attempt
-/// causes events, so the next attempt has its own delay.
-#[derive(Default)]
-pub(super) struct NotMade(BTreeMap<TunnelDevice, (Instant, String)>);
-
-impl NotMade {
-    /// Returns the changes without devices that are not due yet. A device is deleted only to be created again.
-    pub(super) fn leave_out(&self, changes: Vec<LinkChange>) -> Vec<LinkChange> {
-        let is_due = |change: &LinkChange| match change {
-            LinkChange::CreateTunnel(device) => {
-                self.0.get(device).is_none_or(|(at, _)| at.elapsed() >= AGAIN)
-            }
-            _ => true,
-        };
-        changes.into_iter().filter(is_due).collect()
-    }
-
-    /// Records whether a device could be created.
-    pub(super) fn note(&mut self, device: TunnelDevice, done: Result<(), String>) {
-        match done {
-            Ok(()) => drop(self.0.remove(&device)),
-            Err(why) => drop(self.0.insert(device, (Instant::now(), why))),
-        }
-    }
-
-    /// Returns the error for a tunnel's device that could not be created.
-    fn why(&self, tunnel: &Tunnel) -> Option<String> {
-        self.0.get(&tunnel.device()).map(|(_, why)| why.clone())
+        targets::states(resources, &self.policy.refused_targets, &desired.targets, &report.down)
     }
 }

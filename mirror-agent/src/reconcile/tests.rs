@@ -4,7 +4,7 @@
 #![expect(clippy::unwrap_used, clippy::panic, reason = "tests panic")]
 
 mod coverage;
-mod gone;
+mod deleted;
 mod mirrored;
 mod routes;
 mod targets;

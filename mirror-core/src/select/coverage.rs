@@ -56,10 +56,14 @@ impl NotCovered {
 
 /// The active mirrors of each pod: those with at least one installed session, and no missing session. The value is the
 /// limit that has ended one of the sessions.
-pub type Standing = BTreeMap<PodId, BTreeMap<MirrorId, Option<Ended>>>;
+pub type Installed = BTreeMap<PodId, BTreeMap<MirrorId, Option<Ended>>>;
 
 /// Returns the coverage of each resource. `skipped` has what is not installed, and why.
-pub fn coverage(selected: Vec<Selected>, standing: &Standing, skipped: &BTreeSet<Skipped>) -> Vec<Coverage> {
+pub fn coverage(
+    selected: Vec<Selected>,
+    installed: &Installed,
+    skipped: &BTreeSet<Skipped>,
+) -> Vec<Coverage> {
     let mut reasons = BTreeMap::<_, Vec<_>>::new();
     for skipped in skipped {
         reasons.entry(skipped.pod.as_ref()).or_default().push(skipped);
@@ -79,7 +83,7 @@ pub fn coverage(selected: Vec<Selected>, standing: &Standing, skipped: &BTreeSet
                 not_covered.extend(reasons);
                 continue;
             }
-            match standing.get(pod).and_then(|mirrors| mirrors.get(&mirror)) {
+            match installed.get(pod).and_then(|mirrors| mirrors.get(&mirror)) {
                 Some(None) => drop(covered.insert(pod.clone())),
                 Some(Some(limit)) => drop(not_covered.insert(NotCovered::ended(pod, *limit))),
                 None => drop(not_covered.insert(NotCovered::not_yet(pod))),

@@ -96,7 +96,7 @@ fn each_mirror_target_is_told_as_what_it_is_on_the_node() {
     ];
     let present = present.into();
     let down = down(&present, |of| (*of == name("away")).then_some(&away));
-    let told = standing(&resources, &refused, &present, &down);
+    let told = states(&resources, &refused, &present, &down);
     let down = |why: &str| State::Down(why.to_owned());
     let expected = [
         ("away", down("no pod a/b runs here")),
@@ -184,10 +184,10 @@ proptest! {
         prop_assert_eq!(join(&own(), &sorted), join(&own(), &reversed));
         // Each is reported once, with its state.
         let present: BTreeMap<_, _> = targets.all.keys().map(|of| (of.clone(), device(Some(7), true))).collect();
-        let told = standing(&sorted, &targets.refused, &present, &down(&present, |_| None));
+        let told = states(&sorted, &targets.refused, &present, &down(&present, |_| None));
         let names: Vec<_> = sorted.iter().map(|resource| resource.name.clone()).collect();
         prop_assert_eq!(told.iter().map(|of| of.name.clone()).collect::<Vec<_>>(), names);
-        for Standing { name, state, .. } in told {
+        for TargetState { name, state, .. } in told {
             let expected = targets.refused.get(&name).cloned().map_or(State::Ready, State::Refused);
             prop_assert_eq!(state, expected);
         }

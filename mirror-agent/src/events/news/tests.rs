@@ -12,7 +12,7 @@ use crate::{
     report::Mirrors,
 };
 
-const STANDS: Stage = Stage::Stands;
+const INSTALLED: Stage = Stage::Installed;
 const OVER: Stage = Stage::Ended(Ended::Packets);
 
 fn pod(name: &str) -> PodId {
@@ -72,18 +72,18 @@ impl Agent {
 #[test]
 fn the_beginning_and_the_end_of_mirrors_are_told_together() {
     let agent = &mut Agent::finding(Mirrors::new());
-    let [all, own] = [("mirror/all", "ids", STANDS), ("default", "default", STANDS)];
-    assert_eq!(agent.told(&[("mirror/all", "ids", Stage::Coming)]), [""; 0]);
+    let [all, own] = [("mirror/all", "ids", INSTALLED), ("default", "default", INSTALLED)];
+    assert_eq!(agent.told(&[("mirror/all", "ids", Stage::Pending)]), [""; 0]);
     assert_eq!(
         agent.told(&[all, own]),
         ["MirrorStarted: Mirrored by default (target default), mirror/all (target ids)"]
     );
     assert_eq!(agent.told(&[all, own]), [""; 0]);
     // Its NIC is absent for a while.
-    assert_eq!(agent.told(&[("mirror/all", "ids", Stage::Coming), own]), [""; 0]);
+    assert_eq!(agent.told(&[("mirror/all", "ids", Stage::Pending), own]), [""; 0]);
     assert_eq!(agent.told(&[all, own]), [""; 0]);
     assert_eq!(
-        agent.told(&[("mirror/all", "west", STANDS), own]),
+        agent.told(&[("mirror/all", "west", INSTALLED), own]),
         ["MirrorStarted: Mirrored by mirror/all (target west)"]
     );
     let over = ("mirror/all", "west", OVER);
@@ -110,7 +110,7 @@ fn the_beginning_and_the_end_of_mirrors_are_told_together() {
 fn a_mirror_that_every_pod_has_is_no_news() {
     let agent = &mut Agent::finding(Mirrors::new());
     let own = |is_asked| {
-        let mirrored = Mirrored { is_asked, ..mirrored("default", STANDS) };
+        let mirrored = Mirrored { is_asked, ..mirrored("default", INSTALLED) };
         report(&["web"], [(pod("web"), [(id("default"), mirrored)].into())].into(), &Mirrors::new())
     };
     assert_eq!(agent.told_by(&own(false)), [""; 0]);
@@ -121,7 +121,8 @@ fn a_mirror_that_every_pod_has_is_no_news() {
 
 #[test]
 fn the_end_of_a_mirror_has_its_reason() {
-    let begun = of_web(&[("mirror/all", "ids", STANDS), ("default", "ids", STANDS), ("b", "ids", STANDS)]);
+    let begun =
+        of_web(&[("mirror/all", "ids", INSTALLED), ("default", "ids", INSTALLED), ("b", "ids", INSTALLED)]);
     let why =
         |mirror: Option<&str>, why| Skipped { pod: Some(pod("web")), nic: None, mirror: mirror.map(id), why };
     let told = |skipped: &[Skipped], unasked: Option<Unasked>| {
@@ -158,7 +159,7 @@ fn the_end_of_a_mirror_has_its_reason() {
 
 #[test]
 fn what_an_earlier_agent_has_left_is_not_told_again() {
-    let [all, over] = [("mirror/all", "ids", STANDS), ("default", "default", OVER)];
+    let [all, over] = [("mirror/all", "ids", INSTALLED), ("default", "default", OVER)];
     let agent = &mut Agent::finding(of_web(&[all, over]));
     // There is no list of pods yet.
     let unlisted = Report { pods: None, ..report(&[], Mirrors::new(), &agent.found) };
@@ -168,7 +169,7 @@ fn what_an_earlier_agent_has_left_is_not_told_again() {
     // While no agent ran, the Mirror was deleted, and the other mirror got another target.
     let agent = &mut Agent::finding(of_web(&[all, over]));
     assert_eq!(
-        agent.told(&[("default", "west", STANDS)]),
+        agent.told(&[("default", "west", INSTALLED)]),
         [
             "MirrorStarted: Mirrored by default (target west)",
             "MirrorEnded: No longer mirrored by mirror/all: no longer requested"
@@ -197,7 +198,7 @@ fn post(news: &mut News, said: &mut Said, fact: &Fact) {
 }
 
 fn mirrors() -> impl Strategy<Value = Option<Mirrors>> {
-    let stage = select(vec![Stage::Coming, STANDS, STANDS, OVER]);
+    let stage = select(vec![Stage::Pending, INSTALLED, INSTALLED, OVER]);
     let mirror = (select(vec!["a", "b"]), stage, prop::bool::weighted(0.8))
         .prop_map(|(target, stage, is_asked)| Mirrored { is_asked, ..mirrored(target, stage) });
     let of_pod = btree_map(select(vec!["x", "y", "z"]).prop_map(id), mirror, 0..3);
@@ -253,7 +254,7 @@ proptest! {
                     found = last.clone();
                     news = News::default();
                     let running = found.iter().flat_map(|(pod, mirrors)| {
-                        let of_pod = mirrors.iter().filter(|(_, of)| of.is_asked && of.stage <= STANDS);
+                        let of_pod = mirrors.iter().filter(|(_, of)| of.is_asked && of.stage <= INSTALLED);
                         of_pod.map(|(mirror, mirrored)| ((pod.clone(), mirror.clone()), mirrored.target.clone()))
                     });
                     said = running.collect();
@@ -271,10 +272,10 @@ proptest! {
                 let said = said.remove(&(pod.clone(), mirror.clone()));
                 match stage {
                     // The last Event may name another target.
-                    Stage::Coming => {}
+                    Stage::Pending => {}
                     // The mirror may have been requested earlier.
                     _ if !is_asked => {}
-                    Stage::Stands => prop_assert_eq!(said.as_ref(), Some(target)),
+                    Stage::Installed => prop_assert_eq!(said.as_ref(), Some(target)),
                     Stage::Ended(_) => prop_assert_eq!(said, None),
                 }
             }

@@ -7,7 +7,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::model::PodId;
 
-const STANDS: Outcome = Outcome::Stands { count: 1 };
+const WRITTEN: Outcome = Outcome::Written { count: 1 };
 const MINUTE: u64 = 60;
 
 fn fact(namespace: &str, name: &str) -> Fact {
@@ -43,9 +43,9 @@ fn a_server_that_is_away_is_asked_less_and_less_often_by_one_event() {
     outbox.set([fact("a", "x"), fact("a", "y")].into(), now);
     let waits: Vec<_> = (0..12).map(|_| step(&mut outbox, &mut now, Outcome::Away).1).collect();
     assert_eq!(waits, [0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 300, 300]);
-    assert_eq!(step(&mut outbox, &mut now, STANDS), ("a/x".into(), 300));
+    assert_eq!(step(&mut outbox, &mut now, WRITTEN), ("a/x".into(), 300));
     assert_eq!(step(&mut outbox, &mut now, Outcome::Away), ("a/y".into(), 0));
-    assert_eq!(step(&mut outbox, &mut now, STANDS), ("a/y".into(), 1));
+    assert_eq!(step(&mut outbox, &mut now, WRITTEN), ("a/y".into(), 1));
     assert!(is_quiet(&outbox, now));
 }
 
@@ -55,12 +55,12 @@ fn a_namespace_that_refuses_holds_up_no_other() {
     let mut outbox = Outbox::default();
     outbox.set([fact("a", "x"), fact("a", "y"), fact("b", "z")].into(), now);
     assert_eq!(step(&mut outbox, &mut now, Outcome::Refused), ("a/x".into(), 0));
-    assert_eq!(step(&mut outbox, &mut now, STANDS), ("b/z".into(), 0));
+    assert_eq!(step(&mut outbox, &mut now, WRITTEN), ("b/z".into(), 0));
     assert_eq!(step(&mut outbox, &mut now, Outcome::Refused), ("a/x".into(), 1));
     outbox.set([fact("a", "x"), fact("a", "y"), fact("b", "z"), fact("c", "new")].into(), now);
-    assert_eq!(step(&mut outbox, &mut now, STANDS), ("c/new".into(), 0));
-    assert_eq!(step(&mut outbox, &mut now, STANDS), ("a/x".into(), 2));
-    assert_eq!(step(&mut outbox, &mut now, STANDS), ("a/y".into(), 0));
+    assert_eq!(step(&mut outbox, &mut now, WRITTEN), ("c/new".into(), 0));
+    assert_eq!(step(&mut outbox, &mut now, WRITTEN), ("a/x".into(), 2));
+    assert_eq!(step(&mut outbox, &mut now, WRITTEN), ("a/y".into(), 0));
     assert!(is_quiet(&outbox, now));
 }
 
@@ -70,8 +70,8 @@ fn a_namespace_for_which_the_server_fails_holds_up_no_other() {
     let mut outbox = Outbox::default();
     outbox.set([fact("a", "x"), fact("b", "y"), fact("c", "z")].into(), now);
     assert_eq!(step(&mut outbox, &mut now, Outcome::Away), ("a/x".into(), 0));
-    assert_eq!(step(&mut outbox, &mut now, STANDS), ("b/y".into(), 1));
-    assert_eq!(step(&mut outbox, &mut now, STANDS), ("c/z".into(), 0));
+    assert_eq!(step(&mut outbox, &mut now, WRITTEN), ("b/y".into(), 1));
+    assert_eq!(step(&mut outbox, &mut now, WRITTEN), ("c/z".into(), 0));
     assert_eq!(step(&mut outbox, &mut now, Outcome::Away), ("a/x".into(), 0));
 }
 
@@ -81,18 +81,18 @@ fn an_event_that_still_holds_is_refreshed_before_the_server_forgets_it() {
     let mut now = Instant::now();
     let mut outbox = Outbox::default();
     outbox.set([fact("a", "x")].into(), now);
-    assert_eq!(post(&mut outbox, &mut now, STANDS), ("a/x".into(), Post::Create, 0));
+    assert_eq!(post(&mut outbox, &mut now, WRITTEN), ("a/x".into(), Post::Create, 0));
     for count in 1..50 {
         // The same report again changes nothing.
         outbox.set([fact("a", "x")].into(), now);
-        let (_, how, waited) = post(&mut outbox, &mut now, Outcome::Stands { count: count + 1 });
+        let (_, how, waited) = post(&mut outbox, &mut now, Outcome::Written { count: count + 1 });
         assert_eq!(how, Post::Refresh { count: Some(count) });
         assert!((30 * MINUTE..40 * MINUTE).contains(&waited) && waited < TTL, "{waited} s");
     }
     // A server that keeps Events for a shorter time, or a new server.
     let (_, how, _) = post(&mut outbox, &mut now, Outcome::Forgotten);
     assert_eq!(how, Post::Refresh { count: Some(50) });
-    assert_eq!(post(&mut outbox, &mut now, STANDS), ("a/x".into(), Post::Create, 0));
+    assert_eq!(post(&mut outbox, &mut now, WRITTEN), ("a/x".into(), Post::Create, 0));
 }
 
 #[test]
@@ -102,7 +102,7 @@ fn an_event_of_an_earlier_agent_is_refreshed_at_once() {
     outbox.set([fact("a", "x")].into(), now);
     assert_eq!(post(&mut outbox, &mut now, Outcome::Exists), ("a/x".into(), Post::Create, 0));
     let refresh = Post::Refresh { count: None };
-    assert_eq!(post(&mut outbox, &mut now, Outcome::Stands { count: 8 }), ("a/x".into(), refresh, 0));
+    assert_eq!(post(&mut outbox, &mut now, Outcome::Written { count: 8 }), ("a/x".into(), refresh, 0));
     assert!(is_quiet(&outbox, now));
 }
 
@@ -113,7 +113,7 @@ fn what_the_server_does_not_take_is_tried_again_with_the_refreshments() {
     outbox.set([fact("a", "x")].into(), now);
     assert_eq!(post(&mut outbox, &mut now, Outcome::NotNow), ("a/x".into(), Post::Create, 0));
     assert!(is_quiet(&outbox, now));
-    assert_eq!(post(&mut outbox, &mut now, STANDS).1, Post::Create);
+    assert_eq!(post(&mut outbox, &mut now, WRITTEN).1, Post::Create);
 }
 
 #[test]
@@ -123,10 +123,10 @@ fn the_refreshments_of_many_events_are_spread() {
     let mut outbox = Outbox::default();
     let tell: BTreeSet<_> = (0..1000).map(|number| fact("a", &number.to_string())).collect();
     outbox.set(tell, now);
-    (0..1000).for_each(|_| assert_eq!(step(&mut outbox, &mut now, STANDS).1, 0));
+    (0..1000).for_each(|_| assert_eq!(step(&mut outbox, &mut now, WRITTEN).1, 0));
     let mut of_minute = [0; 10];
     for _ in 0..1000 {
-        step(&mut outbox, &mut now, STANDS);
+        step(&mut outbox, &mut now, WRITTEN);
         of_minute[usize::try_from((now - begun).as_secs() / MINUTE).unwrap() - 30] += 1;
     }
     assert!(of_minute.iter().all(|number| (50..150).contains(number)), "{of_minute:?}");
@@ -137,7 +137,7 @@ fn what_comes_and_goes_is_not_posted_each_time() {
     let mut now = Instant::now();
     let mut outbox = Outbox::default();
     outbox.set([fact("a", "x"), fact("a", "y")].into(), now);
-    assert_eq!(step(&mut outbox, &mut now, STANDS), ("a/x".into(), 0));
+    assert_eq!(step(&mut outbox, &mut now, WRITTEN), ("a/x".into(), 0));
     assert_eq!(step(&mut outbox, &mut now, Outcome::Away), ("a/y".into(), 0));
     outbox.set([fact("a", "x")].into(), now);
     assert!(is_quiet(&outbox, now));
@@ -165,16 +165,16 @@ fn a_pod_that_always_says_something_else_is_held_back_and_holds_up_no_other() {
     for number in 0..3600 {
         outbox.set([change(number)].into(), now);
         if outbox.next().is_some_and(|(.., at)| at.is_none_or(|at| at <= now)) {
-            step(&mut outbox, &mut now, STANDS);
+            step(&mut outbox, &mut now, WRITTEN);
             posted += 1;
         }
         now += Duration::from_secs(1);
     }
     assert_eq!(posted, BURST + 3599 / 300);
     outbox.set([change(9999), fact("a", "y")].into(), now);
-    assert_eq!(step(&mut outbox, &mut now, STANDS), ("a/y".into(), 0));
+    assert_eq!(step(&mut outbox, &mut now, WRITTEN), ("a/y".into(), 0));
     // The last change is posted in the end.
-    let (pod, waited) = step(&mut outbox, &mut now, STANDS);
+    let (pod, waited) = step(&mut outbox, &mut now, WRITTEN);
     assert!(pod == "a/x" && waited <= 300, "{waited} s");
     assert!(now - begun < Duration::from_secs(3600 + 301));
 }
@@ -192,14 +192,14 @@ fn news_are_posted_once_and_those_of_a_node_one_after_the_other() {
         let (fact, how, at) = outbox.next().unwrap();
         assert_eq!(how, Post::Create);
         now = at.unwrap_or(now).max(now);
-        outbox.note(&fact, STANDS, now);
-        assert!(tell.remove(&fact) && STANDS.ends_news());
+        outbox.note(&fact, WRITTEN, now);
+        assert!(tell.remove(&fact) && WRITTEN.ends_news());
         posted.push((now - begun).as_secs());
         // A problem is not delayed by them.
         if posted.len() == 50 {
             let problem = self::fact("a", "late");
             outbox.set(tell.iter().cloned().chain([problem.clone()]).collect(), now);
-            assert_eq!(post(&mut outbox, &mut now, STANDS), (problem.pod.to_string(), Post::Create, 0));
+            assert_eq!(post(&mut outbox, &mut now, WRITTEN), (problem.pod.to_string(), Post::Create, 0));
         }
     }
     let expected: Vec<_> =
@@ -210,7 +210,7 @@ fn news_are_posted_once_and_those_of_a_node_one_after_the_other() {
     now += Duration::from_secs(60);
     outbox.set([news(1)].into(), now);
     assert_eq!(post(&mut outbox, &mut now, Outcome::Exists).1, Post::Create);
-    assert_eq!(post(&mut outbox, &mut now, STANDS), ("a/001".into(), Post::Refresh { count: None }, 0));
+    assert_eq!(post(&mut outbox, &mut now, WRITTEN), ("a/001".into(), Post::Refresh { count: None }, 0));
     outbox.set([].into(), now);
     assert!(outbox.next().is_none() && outbox.former.keys().all(|fact| fact.kind == Kind::Problem));
 }
@@ -224,7 +224,7 @@ fn a_pod_whose_mirror_always_comes_and_goes_gets_few_news() {
         let note = if number % 20 < 10 { "begun" } else { "ended" };
         outbox.set([Fact { kind: Kind::News, note: note.into(), ..fact("a", "x") }].into(), now);
         if let Some((fact, post, _)) = outbox.next().filter(|(.., at)| at.is_none_or(|at| at <= now)) {
-            outbox.note(&fact, STANDS, now);
+            outbox.note(&fact, WRITTEN, now);
             posted += u32::from(post == Post::Create);
         }
         now += Duration::from_secs(1);
@@ -239,7 +239,7 @@ fn what_was_told_is_remembered_within_bounds() {
     for round in 0..200 {
         let tell: BTreeSet<_> = (0..20).map(|number| fact("a", &format!("{round}-{number}"))).collect();
         outbox.set(tell, now);
-        (0..20).for_each(|_| assert_eq!(step(&mut outbox, &mut now, STANDS).1, 0));
+        (0..20).for_each(|_| assert_eq!(step(&mut outbox, &mut now, WRITTEN).1, 0));
         now += Duration::from_secs(1);
         assert!(outbox.former.len() <= MOST_FORMER);
     }
@@ -272,11 +272,11 @@ proptest! {
             now = at.unwrap_or(now).max(now);
             prop_assert!(now >= quiet_until);
             prop_assert!(done.get(&next).is_none_or(|at| now >= *at + REFRESH));
-            let answer = [Away, Refused, Exists, Forgotten, NotNow, STANDS, STANDS][*answer];
+            let answer = [Away, Refused, Exists, Forgotten, NotNow, WRITTEN, WRITTEN][*answer];
             outbox.note(&next, answer, now);
             match answer {
                 Away => quiet_until = now + PAUSE.0,
-                Outcome::Stands { .. } => drop(done.insert(next, now)),
+                Outcome::Written { .. } => drop(done.insert(next, now)),
                 Refused | NotNow => {}
                 Exists | Forgotten => drop(done.remove(&next)),
             }
@@ -287,7 +287,7 @@ proptest! {
         while now < begun + 2 * REFRESH {
             let (next, _, at) = outbox.next().unwrap();
             now = at.unwrap_or(now).max(now);
-            outbox.note(&next, STANDS, now);
+            outbox.note(&next, WRITTEN, now);
             done.insert(next, now);
         }
         prop_assert!(last.iter().all(|fact| done.contains_key(fact)));

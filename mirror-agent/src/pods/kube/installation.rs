@@ -61,11 +61,11 @@ struct Asked {
 
 /// The API server's response about the DaemonSet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Standing {
+enum Existence {
     /// The DaemonSet exists.
-    Stands,
+    Present,
     /// It is being deleted, or does not exist.
-    Gone,
+    Deleted,
     /// The server denies the request (401, 403), but not all others.
     Withheld,
     /// The server denies the request (401, 403), and also another one.
@@ -93,7 +93,7 @@ impl Installation {
 
     /// Whether the agent is being uninstalled. Returns within 15 s, usually at once.
     pub async fn is_going(&self) -> bool {
-        let answer = timeout(DEADLINE, self.asked.ask_for_good()).await.unwrap_or(Standing::Unknown);
+        let answer = timeout(DEADLINE, self.asked.ask_for_good()).await.unwrap_or(Existence::Unknown);
         let namespace = self.namespaces.get(&ObjectRef::new(&self.namespace));
         let namespace_is_going = namespace.is_some_and(|found| found.metadata.deletion_timestamp.is_some());
         let may_ask = self.may_ask.load(Ordering::Relaxed);
@@ -104,18 +104,18 @@ impl Installation {
 }
 
 impl Asked {
-    async fn ask(&self) -> Standing {
+    async fn ask(&self) -> Existence {
         match timeout(PATIENCE, self.api.get_metadata_opt(&self.name)).await {
-            Ok(Ok(Some(found))) if found.metadata.deletion_timestamp.is_none() => Standing::Stands,
-            Ok(Ok(_)) => Standing::Gone,
-            Ok(Err(error)) if is_denial(&error) && self.is_denied_namespaces().await => Standing::Denied,
-            Ok(Err(error)) if is_denial(&error) => Standing::Withheld,
-            Ok(Err(_)) | Err(_) => Standing::Unknown,
+            Ok(Ok(Some(found))) if found.metadata.deletion_timestamp.is_none() => Existence::Present,
+            Ok(Ok(_)) => Existence::Deleted,
+            Ok(Err(error)) if is_denial(&error) && self.is_denied_namespaces().await => Existence::Denied,
+            Ok(Err(error)) if is_denial(&error) => Existence::Withheld,
+            Ok(Err(_)) | Err(_) => Existence::Unknown,
         }
     }
 
     /// Repeats the request until the responses allow a conclusion.
-    async fn ask_for_good(&self) -> Standing {
+    async fn ask_for_good(&self) -> Existence {
         let mut answers = Vec::new();
         loop {
             answers.push(self.ask().await);
@@ -139,13 +139,13 @@ fn is_denial(error: &kube::Error) -> bool {
 }
 
 /// Returns the conclusion from these responses, the newest last; `None` to ask again.
-fn believed(answers: &[Standing]) -> Option<Standing> {
+fn believed(answers: &[Existence]) -> Option<Existence> {
     let newest = *answers.last()?;
-    let denials = answers.iter().rev().take_while(|answer| **answer == Standing::Denied).count();
+    let denials = answers.iter().rev().take_while(|answer| **answer == Existence::Denied).count();
     match newest {
-        Standing::Stands | Standing::Gone | Standing::Unknown => Some(newest),
-        Standing::Denied if denials >= DENIALS => Some(Standing::Denied),
-        Standing::Denied | Standing::Withheld => (answers.len() >= TRIES).then_some(Standing::Unknown),
+        Existence::Present | Existence::Deleted | Existence::Unknown => Some(newest),
+        Existence::Denied if denials >= DENIALS => Some(Existence::Denied),
+        Existence::Denied | Existence::Withheld => (answers.len() >= TRIES).then_some(Existence::Unknown),
     }
 }
 
@@ -155,9 +155,9 @@ async fn learn(asked: Asked, may_ask: Arc<AtomicBool>) {
     let mut is_told = false;
     loop {
         let wait = match asked.ask().await {
-            Standing::Stands => break,
-            Standing::Unknown => LEARN_AFTER_SILENCE,
-            answer @ (Standing::Gone | Standing::Withheld | Standing::Denied) => {
+            Existence::Present => break,
+            Existence::Unknown => LEARN_AFTER_SILENCE,
+            answer @ (Existence::Deleted | Existence::Withheld | Existence::Denied) => {
                 if !is_told {
                     warn!(
                         daemonset,
@@ -182,10 +182,10 @@ async fn learn(asked: Asked, may_ask: Arc<AtomicBool>) {
 /// An uninstallation removes the agent's permissions together with the DaemonSet. So an agent that had permissions and
 /// has none any more is being uninstalled. If that is wrong (a pod that is deleted by force loses its permissions), the
 /// next agent mirrors again. In a deleted namespace, the pods are deleted before the DaemonSets.
-const fn is_going(answer: Standing, may_ask: bool, namespace_is_going: bool) -> bool {
+const fn is_going(answer: Existence, may_ask: bool, namespace_is_going: bool) -> bool {
     match answer {
-        Standing::Stands | Standing::Withheld | Standing::Unknown => namespace_is_going,
-        Standing::Gone | Standing::Denied => may_ask || namespace_is_going,
+        Existence::Present | Existence::Withheld | Existence::Unknown => namespace_is_going,
+        Existence::Deleted | Existence::Denied => may_ask || namespace_is_going,
     }
 }
 
@@ -203,17 +203,17 @@ mod tests {
 
     #[test]
     fn a_mirror_is_removed_only_if_its_agent_is_known_to_go() {
-        use Standing::{Denied, Gone, Stands, Unknown, Withheld};
+        use Existence::{Deleted, Denied, Present, Unknown, Withheld};
         for (answer, may_ask, namespace_is_going, expected) in [
-            (Stands, true, false, false),
-            (Stands, true, true, true),
+            (Present, true, false, false),
+            (Present, true, true, true),
             (Withheld, true, false, false),
             (Unknown, true, false, false),
             (Unknown, true, true, true),
-            (Gone, true, false, true),
+            (Deleted, true, false, true),
             (Denied, true, false, true),
             // The agent could never see it: the DaemonSet has another name, or the agent lacks the permission.
-            (Gone, false, false, false),
+            (Deleted, false, false, false),
             (Denied, false, false, false),
             (Denied, false, true, true),
         ] {
@@ -224,12 +224,12 @@ mod tests {
 
     #[test]
     fn what_is_said_is_believed_at_once_and_a_denial_if_it_lasts() {
-        use Standing::{Denied, Gone, Stands, Unknown, Withheld};
-        for answer in [Stands, Gone, Unknown] {
+        use Existence::{Deleted, Denied, Present, Unknown, Withheld};
+        for answer in [Present, Deleted, Unknown] {
             assert_eq!(believed(&[answer]), Some(answer));
             assert_eq!(believed(&[Denied, Withheld, Denied, answer]), Some(answer));
         }
-        let after = |first: &[Standing], denials| believed(&[first, &vec![Denied; denials]].concat());
+        let after = |first: &[Existence], denials| believed(&[first, &vec![Denied; denials]].concat());
         assert_eq!((after(&[], DENIALS - 1), after(&[], DENIALS)), (None, Some(Denied)));
         // Permissions that are removed one after the other.
         let withheld = [Denied, Withheld, Withheld];
@@ -271,7 +271,7 @@ mod tests {
             0..3 => [Reply::Status(403), Reply::Status(403)],
             _ => [stands(), Reply::Status(403)],
         });
-        assert_eq!(asked.ask_for_good().await, Standing::Stands);
+        assert_eq!(asked.ask_for_good().await, Existence::Present);
     }
 
     #[tokio::test(start_paused = true)]
@@ -282,16 +282,16 @@ mod tests {
             0 => [Reply::Status(403), stands()],
             _ => [Reply::Status(401), Reply::Status(403)],
         });
-        assert_eq!(asked.ask_for_good().await, Standing::Denied);
+        assert_eq!(asked.ask_for_good().await, Existence::Denied);
         assert!(start.elapsed() < DEADLINE, "{:?}", start.elapsed());
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_silent_server_and_a_missing_daemonset_are_asked_once() {
         let start = Instant::now();
-        assert_eq!(asked(|_| [Reply::Never, Reply::Never]).ask_for_good().await, Standing::Unknown);
+        assert_eq!(asked(|_| [Reply::Never, Reply::Never]).ask_for_good().await, Existence::Unknown);
         assert_eq!(start.elapsed().as_secs(), PATIENCE.as_secs());
-        assert_eq!(asked(|_| [Reply::Status(404), Reply::Never]).ask_for_good().await, Standing::Gone);
+        assert_eq!(asked(|_| [Reply::Status(404), Reply::Never]).ask_for_good().await, Existence::Deleted);
         assert_eq!(start.elapsed().as_secs(), PATIENCE.as_secs());
     }
 

@@ -41,10 +41,10 @@ async fn mirrors_that_are_wanted_are_reported_and_those_that_were_found() {
     captures.send_replace(captured(capture(&[])));
     world.dataplane.failures = vec![Op::Attach(device(11), Program::TAP[0]); 1].into();
     run_for(&mut world, SOON).await.unwrap();
-    let policy = "pod-2 default default Stands by policy".to_owned();
-    assert_eq!(reported(&world), [vec!["pod-1 default default Coming".to_owned(), policy.clone()], vec![]]);
+    let policy = "pod-2 default default Installed by policy".to_owned();
+    assert_eq!(reported(&world), [vec!["pod-1 default default Pending".to_owned(), policy.clone()], vec![]]);
     run_for(&mut world, Duration::from_secs(1)).await.unwrap();
-    let stands = vec!["pod-1 default default Stands".to_owned(), policy.clone()];
+    let stands = vec!["pod-1 default default Installed".to_owned(), policy.clone()];
     assert_eq!(reported(&world), [stands.clone(), vec![]]);
     assert_eq!(tapped(&world), [11, 12]);
 
@@ -60,8 +60,8 @@ async fn mirrors_that_are_wanted_are_reported_and_those_that_were_found() {
     let all = |pod: &str, stage: &str| format!("{pod} mirror/all default {stage}");
     let [of_first, of_second] = [&stands[0], &stands[1]].map(String::clone);
     let with_all =
-        |stage| vec![of_first.clone(), all("pod-1", "Stands"), of_second.clone(), all("pod-2", stage)];
-    assert_eq!(reported(&world), [with_all("Stands"), stands.clone()]);
+        |stage| vec![of_first.clone(), all("pod-1", "Installed"), of_second.clone(), all("pod-2", stage)];
+    assert_eq!(reported(&world), [with_all("Installed"), stands.clone()]);
 
     // A limit ends one of them.
     let installed = world.dataplane.actual.taps.get_mut(&device(12)).unwrap();
@@ -82,6 +82,6 @@ async fn mirrors_that_are_wanted_are_reported_and_those_that_were_found() {
 #[test]
 fn the_stages_are_in_order() {
     let over = Stage::Ended(Ended::Duration);
-    assert_eq!([over, Stage::Coming, Stage::Stands].into_iter().min(), Some(Stage::Coming));
-    assert_eq!([over, Stage::Stands].into_iter().min(), Some(Stage::Stands));
+    assert_eq!([over, Stage::Pending, Stage::Installed].into_iter().min(), Some(Stage::Pending));
+    assert_eq!([over, Stage::Installed].into_iter().min(), Some(Stage::Installed));
 }

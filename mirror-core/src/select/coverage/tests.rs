@@ -32,13 +32,13 @@ fn a_stream_that_nobody_reads_covers_nothing_and_says_why() {
 }
 
 /// The reasons for each pod, or `covered`.
-fn told(of: &Selected, standing: &[&str], skipped: &[Skipped]) -> Vec<(String, String)> {
-    let standing = standing.iter().map(|name| (pod(name), [(of.id.mirror(), None)].into())).collect();
-    of_standing(of, &standing, skipped)
+fn told(of: &Selected, installed: &[&str], skipped: &[Skipped]) -> Vec<(String, String)> {
+    let installed = installed.iter().map(|name| (pod(name), [(of.id.mirror(), None)].into())).collect();
+    of_installed(of, &installed, skipped)
 }
 
-fn of_standing(of: &Selected, standing: &Standing, skipped: &[Skipped]) -> Vec<(String, String)> {
-    let all = coverage(vec![of.clone()], standing, &skipped.iter().cloned().collect());
+fn of_installed(of: &Selected, installed: &Installed, skipped: &[Skipped]) -> Vec<(String, String)> {
+    let all = coverage(vec![of.clone()], installed, &skipped.iter().cloned().collect());
     let mut told = Vec::new();
     for Coverage { covered, not_covered, .. } in &all {
         told.extend(covered.iter().map(|pod| (pod.name.clone(), "covered".to_owned())));
@@ -51,10 +51,10 @@ fn of_standing(of: &Selected, standing: &Standing, skipped: &[Skipped]) -> Vec<(
 #[test]
 fn a_mirror_that_a_limit_has_ended_covers_its_pod_no_more() {
     let of = selected("x", Nics::default(), &["a", "b"]);
-    let standing = [("a", Some(Ended::Packets)), ("b", None)];
-    let standing = standing.map(|(name, ended)| (pod(name), [(of.id.mirror(), ended)].into())).into();
+    let installed = [("a", Some(Ended::Packets)), ("b", None)];
+    let installed = installed.map(|(name, ended)| (pod(name), [(of.id.mirror(), ended)].into())).into();
     let expected = [("a", "Ended"), ("b", "covered")].map(|(pod, told)| (pod.to_owned(), told.to_owned()));
-    assert_eq!(of_standing(&of, &standing, &[]), expected);
+    assert_eq!(of_installed(&of, &installed, &[]), expected);
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! [`Held`]: devices whose ops have failed, and the time of their next attempt. Pure; the loop calls it.
+//! [`DeviceBackoff`]: devices whose ops have failed, and the time of their next attempt. Pure; the loop calls it.
 //!
 //! One pod that cannot be tapped must not delay all others. A failed operation may cause events itself, which must not
 //! trigger another attempt at once.
@@ -15,7 +15,7 @@ use crate::model::{Device, Op};
 
 /// The devices that wait.
 #[derive(Default)]
-pub(super) struct Held(BTreeMap<Device, Failed>);
+pub(super) struct DeviceBackoff(BTreeMap<Device, Failed>);
 
 struct Failed {
     /// The ops of the last attempt. A subset of them, left after a partial success, waits too; a different op is tried
@@ -32,7 +32,7 @@ impl Failed {
     }
 }
 
-impl Held {
+impl DeviceBackoff {
     /// Returns the errors for which these ops of a device wait; `None` if they may be tried now.
     pub(super) fn why(&self, device: Device, ops: &[Op], now: Instant) -> Option<&BTreeSet<String>> {
         let failed = self.0.get(&device)?;
@@ -87,7 +87,7 @@ mod tests {
         let attach = [Op::Attach(device, Program::TapIngress)];
         let detach = [Op::Detach(device, Program::TapIngress)];
         let why = BTreeSet::from(["no".to_owned()]);
-        let mut held = Held::default();
+        let mut held = DeviceBackoff::default();
         assert_eq!((held.why(device, &attach, start), held.next()), (None, None));
         held.failed(device, &both, why.clone(), false, start);
         assert_eq!(held.why(device, &attach, start), Some(&why), "the other one has succeeded");

@@ -1,4 +1,4 @@
-//! [`Gone`]: the tapped pods whose objects were deleted, and whose processes still run. Pure; the loop calls it.
+//! [`DeletedPods`]: the tapped pods whose objects were deleted, and whose processes still run. Pure; the loop calls it.
 //!
 //! `kubectl delete --force` deletes the object at once, and the kubelet ends the processes afterwards: a second or two
 //! later, or much later if the kubelet or the runtime hangs. The packets in this time are still the pod's. The pod is
@@ -21,16 +21,16 @@ pub(super) const LOOK_AGAIN: Duration = Duration::from_secs(1);
 
 /// The deleted pods that may still run.
 #[derive(Default)]
-pub(super) struct Gone {
+pub(super) struct DeletedPods {
     /// The UIDs of the pods that were tapped in the last round.
     tapped: BTreeSet<String>,
     /// The pods by UID, each with the time of its deletion.
     pods: BTreeMap<String, (Pod, Instant)>,
 }
 
-impl Gone {
+impl DeletedPods {
     /// Adds pods whose objects were deleted. Keeps only tapped pods that are found by their processes.
-    pub(super) fn deleted(&mut self, deleted: Vec<Pod>, now: Instant) {
+    pub(super) fn add(&mut self, deleted: Vec<Pod>, now: Instant) {
         for pod in deleted {
             if pod.netns.is_none() && self.tapped.contains(&pod.id.uid) {
                 self.pods.insert(pod.id.uid.clone(), (pod, now));

@@ -13,7 +13,7 @@ use crate::{
 
 /// The states that have been logged, so that each change is logged once.
 #[derive(Default)]
-pub(super) struct Told {
+pub(super) struct LogDedup {
     bad: BTreeSet<BadAnnotation>,
     skipped: BTreeSet<Skipped>,
     failures: BTreeSet<String>,
@@ -27,7 +27,7 @@ pub(super) struct Told {
     ended: BTreeSet<(Device, MirrorId, Ended)>,
 }
 
-impl Told {
+impl LogDedup {
     pub(super) fn failures(&mut self, failures: BTreeSet<String>) {
         for failure in failures.difference(&self.failures) {
             error!(error = failure, "failed; the agent retries");
@@ -163,7 +163,7 @@ impl Told {
 }
 
 /// Logs an op with an effect that users can see.
-pub(super) fn tell_op(op: &Op, desired: &Desired, actual: &Actual) {
+pub(super) fn log_op(op: &Op, desired: &Desired, actual: &Actual) {
     let owner = |device| Some(&actual.taps.get(device)?.tap.as_ref()?.owner);
     match op {
         Op::AddSession(device, mirror, session) | Op::ChangeSession(device, mirror, session) => {

@@ -1,4 +1,4 @@
-//! [`Removed`]: the taps whose programs were recently removed inside their pods.
+//! [`RemovedPrograms`]: the taps whose programs were recently removed inside their pods.
 //!
 //! Root in a pod can remove a filter. The next round attaches it again, and then only some missing packets would show
 //! the removal. So the reason stays for a while. The loop calls this module.
@@ -25,7 +25,7 @@ const REST: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(
 
 /// The directions of taps in which packets may have been missed.
 #[derive(Default)]
-pub(super) struct Removed(BTreeMap<(Device, Direction), Gap>);
+pub(super) struct RemovedPrograms(BTreeMap<(Device, Direction), Gap>);
 
 struct Gap {
     /// The last time when no program was found.
@@ -45,7 +45,7 @@ impl Gap {
     }
 }
 
-impl Removed {
+impl RemovedPrograms {
     /// Returns the hooks where nothing may be attached now, and the earliest time to attach one of them.
     pub(super) fn resting(&self, now: Instant) -> (BTreeSet<(Device, Program)>, Option<Instant>) {
         let resting = || self.0.values().filter(|gap| gap.rests_until > now);

@@ -43,7 +43,7 @@ async fn a_pod_that_runs_without_an_object_stays_tapped() {
 }
 
 fn gone_look() -> Duration {
-    super::super::gone::LOOK_AGAIN
+    super::super::deleted::LOOK_AGAIN
 }
 
 #[tokio::test(start_paused = true)]

@@ -38,16 +38,16 @@ proptest! {
     /// it runs, it is tapped, no other pod has its name, and less than an hour has passed.
     #[test]
     fn a_deleted_pod_counts_while_it_runs(rounds in prop::collection::vec(round(), 1..20)) {
-        let (mut gone, mut now) = (Gone::default(), Instant::now());
+        let (mut pods, mut now) = (DeletedPods::default(), Instant::now());
         // The model: the time since which each pod has been without an object.
         let (mut since, mut before) = ([None; PODS], [false; PODS]);
         for Round { listed, running, tapped, deleted, minutes } in rounds {
             now += Duration::from_secs(minutes * 60);
             let those = |of: [bool; PODS]| (0..PODS).filter(move |number| of[*number]);
-            gone.deleted(those(deleted).map(pod).collect(), now);
+            pods.add(those(deleted).map(pod).collect(), now);
             let list: Arc<[Pod]> = those(listed).map(pod).collect();
             let run = those(running).map(|number| pod(number).id.uid).collect();
-            let joined = gone.join(&list, &run, now);
+            let joined = pods.join(&list, &run, now);
 
             let mut expected = list.to_vec();
             for number in 0..PODS {
@@ -65,8 +65,8 @@ proptest! {
                 since[number] = since[number].filter(|_| tapped[number]);
             }
             prop_assert_eq!(&joined[..], &expected[..]);
-            gone.note(those(tapped).map(|number| pod(number).id).collect::<Vec<_>>().iter());
-            prop_assert_eq!(gone.wait().is_some(), since.iter().any(Option::is_some));
+            pods.note(those(tapped).map(|number| pod(number).id).collect::<Vec<_>>().iter());
+            prop_assert_eq!(pods.wait().is_some(), since.iter().any(Option::is_some));
             before = tapped;
         }
     }
@@ -75,9 +75,9 @@ proptest! {
 /// A source that names the namespace of a pod knows when the pod is no longer to be mirrored.
 #[test]
 fn only_a_pod_that_is_found_by_its_processes_counts_on() {
-    let (mut gone, now) = (Gone::default(), Instant::now());
+    let (mut pods, now) = (DeletedPods::default(), Instant::now());
     let named = Pod { netns: Some("/run/netns/x".into()), ..pod(0) };
-    gone.note([named.id.clone()].iter());
-    gone.deleted(vec![named], now);
-    assert_eq!(gone.uids(), BTreeSet::new());
+    pods.note([named.id.clone()].iter());
+    pods.add(vec![named], now);
+    assert_eq!(pods.uids(), BTreeSet::new());
 }
