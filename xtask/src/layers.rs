@@ -1,6 +1,6 @@
 //! Checks which modules may name which crates and modules, where the manifests and the compiler do not check it.
 //!
-//! It also checks the dependencies of `mirror-common`, `mirror-core` and `mirror-api`. It parses the sources, so it
+//! It also checks the dependencies of `mirror-common`, `pcap-filter`, `mirror-core` and `mirror-api`. It parses the sources, so it
 //! finds grouped imports, paths in code and paths in macros, and it ignores comments. Test modules may name everything.
 
 use std::{fs, path::Path};
@@ -32,7 +32,7 @@ struct Reserved {
 
 const FORBIDDEN: &[Forbidden] = &[
     Forbidden {
-        files: &["mirror-core/src/"],
+        files: &["mirror-core/src/", "pcap-filter/src/"],
         paths: &[
             "std::env",
             "std::fs",
@@ -226,7 +226,8 @@ type MadeOf = (&'static str, &'static [&'static str]);
 /// refuses the rest.
 const MADE_OF: [MadeOf; 3] = [
     ("mirror-common", &["zerocopy"]),
-    ("mirror-core", &["mirror-common", "serde", "thiserror", "zerocopy"]),
+    ("pcap-filter", &["thiserror"]),
+    ("mirror-core", &["mirror-common", "pcap-filter", "serde", "thiserror", "zerocopy"]),
     ("mirror-api", &["k8s-openapi", "kube", "mirror-core", "schemars", "serde", "serde_json"]),
 ];
 

@@ -1,44 +1,84 @@
-//! Tests of the bound on the compiler's work.
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-#![expect(clippy::unwrap_used, reason = "tests panic")]
+use proptest::prelude::*;
 
 use super::*;
+use crate::frame::{Frame, Wire};
 
-/// Returns a filter with the maximum number of these parts.
-fn longest(first: &str, part: impl Fn(usize) -> String) -> String {
-    let mut text = first.to_owned();
-    for number in 2..=240 {
-        let more = format!(" or {}", part(number));
-        if text.len() + more.len() > 1024 {
-            break;
-        }
-        text += &more;
+const SAME: [&str; 16] = [
+    "tcp port 443",
+    "host 10.0.0.1 and not udp",
+    "ip6 or vlan",
+    "tcp[tcpflags] & (tcp-syn|tcp-rst) != 0",
+    "tcp[tcpflags] & (tcp-syn|tcp-fin) != 0",
+    "tcp[tcpflags] & tcp-push != 0",
+    "tcp[13] & 0x12 = 0x10",
+    "not (tcp[13] & 4 != 0)",
+    "ip[8] > 3 or ip6[7] > 3",
+    "tcp[0:2] = 80",
+    "tcp[8:4] = 7",
+    "tcp[12] & 0xf0 = 0x50",
+    "ether[12:2] = 0x86dd",
+    "icmp[0] = 8",
+    "ether broadcast",
+    "ip6 protochain 6 and less 100",
+];
+const OTHER: [&str; 10] = [
+    "greater 1515",
+    "less 1514 or port 7",
+    "ip[2:2] > 1500",
+    "ip6[4:2] > 1500",
+    "ip[4:2] = 7",
+    "tcp[4:4] = 7",
+    "tcp[tcpflags] & tcp-push = 0",
+    "not (tcp[tcpflags] & tcp-fin != 0)",
+    "tcp[(tcp[12] >> 4) * 4] = 0x47",
+    "ip[20] = 7",
+];
+
+#[test]
+fn what_not_all_segments_have_makes_a_difference() {
+    for text in SAME {
+        assert!(!differs_on_segments(text), "{text}");
     }
-    text
+    for text in OTHER {
+        assert!(compile(text).is_ok() && differs_on_segments(text), "{text}");
+    }
+    assert!(!differs_on_segments("no filter at all"));
 }
 
-/// The bound for a filter is more than twice the cost of the longest list of ports.
-#[test]
-fn a_filter_that_is_too_much_work_is_refused() {
-    let cost = |text: &str| {
-        let mut work = Work(10 * MAX_WORK);
-        let program = program(text, &parse::parse(text).unwrap(), &mut work).unwrap();
-        (program.is_some(), 10 * MAX_WORK - work.0)
+/// A TCP super-frame with these flags.
+fn super_frame(is_v6: bool, flags: u8, payload: u16) -> Vec<u8> {
+    let (payload_len, len) = ((20 + payload).to_be_bytes(), (40 + payload).to_be_bytes());
+    let network = match is_v6 {
+        true => [&[0x86, 0xdd, 0x60, 0, 0, 0][..], &payload_len, &[6, 64], &[9; 32]].concat(),
+        false => {
+            [&[8, 0, 0x45, 0][..], &len, &[0, 0, 0x40, 0, 64, 6, 0, 0, 10, 0, 0, 1, 10, 0, 0, 2]].concat()
+        }
     };
-    for text in [
-        longest("port 1", |number| number.to_string()),
-        longest("host 10.0.0.1", |number| format!("10.0.{number}.{number}")),
-        longest("host fd00::1", |number| format!("fd00::{number}")),
-        longest("tcp port 1", |number| format!("tcp port {number} and not net 10.{number}.0.0/16")),
-    ] {
-        let (is_there, cost) = cost(&text);
-        assert!(is_there && cost < MAX_WORK / 2, "{cost}: {text}");
-        assert!(compile(&text).is_ok());
+    let tcp =
+        [&[0, 80, 1, 0xbb][..], &[0; 4], &[0, 0, 0, 7], &[0x50, flags, 0xff, 0xff, 0, 0, 0, 0]].concat();
+    [vec![2; 12], network, tcp, vec![0x47; payload.into()]].concat()
+}
+
+proptest! {
+    /// If the kernel's filter rejects a super-frame, none of its segments would have matched.
+    #[test]
+    fn no_segment_matches_where_the_super_frame_does_not(
+        is_v6: bool, flags: u8, payload in 101..3000_u16, text in prop::sample::select(SAME.to_vec()),
+    ) {
+        prop_assume!(!text.contains("protochain"));
+        let program = compile(text).unwrap();
+        let bytes = super_frame(is_v6, flags, payload);
+        let len = bytes.len() as u32;
+        let mut wire = Wire::default();
+        let mut frames = wire.frames(&Frame { bytes: &bytes, len, gso_size: 100, vlan: None });
+        let mut count = 0;
+        while let Some(segment) = frames.next_frame() {
+            count += 1;
+            let matches = program.matches(segment.bytes, segment.len);
+            prop_assert!(!matches || program.matches(&bytes, len), "{text}");
+        }
+        prop_assert!(count > 1);
     }
-    let chains = longest("vlan 1", |number| format!("ip6 protochain {number}"));
-    let (_, work) = cost(&chains);
-    assert!(work > MAX_WORK, "{work}");
-    let error = compile(&chains).unwrap_err();
-    assert!(error.reason.starts_with("the filter is too much work to compile: use fewer parts"), "{error}");
-    assert_eq!((error.position, &error.part), (0, &chains));
 }

@@ -42,13 +42,16 @@ use state::Lock;
 pub use state::{Cni, KUBECONFIG, Mode};
 
 const NODE: &str = "podmirror-node";
-/// The node's address, on loopback: the same on every machine and in every network.
+/// The node's addresses, on loopback: the same on every machine and in every network. An array here has a value for IPv4
+/// and one for IPv6 (`machine::families`).
 const NODE_IP: &str = "10.245.0.1";
-/// The CIDR of all pods, and the part of it for this node.
+const NODE_IPS: [&str; 2] = [NODE_IP, "fd00:10:245::1"];
+/// The CIDRs of all pods, and the parts of them for this node.
 const POD_CIDR: &str = "10.244.0.0/16";
-const NODE_CIDR: &str = "10.244.0.0/24";
-/// The CIDR of services, and its first address, which is the API server's.
-const SERVICE_CIDR: &str = "10.96.0.0/16";
+const POD_CIDRS: [&str; 2] = [POD_CIDR, "fd00:10:244::/56"];
+const NODE_CIDRS: [&str; 2] = ["10.244.0.0/24", "fd00:10:244::/64"];
+/// The CIDRs of services, and the first address, which is the API server's.
+const SERVICE_CIDRS: [&str; 2] = ["10.96.0.0/16", "fd00:10:96::/112"];
 const SERVICE_IP: &str = "10.96.0.1";
 /// Where the API server listens.
 const API_PORT: u16 = 6443;

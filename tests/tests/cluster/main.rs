@@ -1,7 +1,8 @@
 //! Stories on a cluster: the agent as users install it, real pods, and a control plane that fails.
 //!
 //! `cargo xtask test --level cluster` runs the stories one after the other. With the CNI plugin `ptp`, it skips stories
-//! that do not depend on the wiring of pods. On an existing cluster (`--kubeconfig`), it skips the module `built`.
+//! that do not depend on the wiring of pods or on kube-proxy's mode. On an existing cluster (`--kubeconfig`), it skips
+//! the module `built`.
 #![expect(clippy::unwrap_used, clippy::print_stderr, reason = "tests")]
 
 use mirror_tests::{Cluster, Comparison, KubePod, Pinging};
@@ -14,6 +15,7 @@ mod many;
 mod mirroring;
 mod plugin;
 mod recorder;
+mod services;
 mod targets;
 
 /// Pings from one pod to another while `outage` runs. Each ping and each answer must be on the mirror interface once.

@@ -117,63 +117,6 @@ fn a_pod_that_is_deleted_by_force_is_mirrored_to_its_end() {
     host.wait_taps(&[]);
 }
 
-/// Both pods of a connection through a Service are mirrored, as with a whole namespace. The mirror interface shows the
-/// client's connection with the Service and the backend's with the client, each complete.
-#[test]
-fn both_views_of_a_service_are_complete() {
-    let cluster = &Cluster::new("service");
-    let host = cluster.host();
-    let server = "mkdir /www; echo hello > /www/index.html; exec httpd -f -p 8080 -h /www";
-    let service = json!({
-        "apiVersion": "v1", "kind": "Service", "metadata": { "name": "db" },
-        "spec": { "type": "NodePort", "selector": { "app": "db" }, "ports": [{ "port": 80, "targetPort": 8080 }] },
-    });
-    let mut pods = [pod_object("web", "exec sleep 3600"), pod_object("db", server)];
-    for pod in &mut pods {
-        pod["metadata"]["annotations"]["podmirror.io/mirror"] = "true".into();
-    }
-    let [web, db] = pods;
-    cluster.apply(&list(&[web, db, service]));
-    let (web, db) = (&cluster.running("web"), &cluster.running("db"));
-    let address = cluster.kubectl("get service db -o jsonpath={.spec.clusterIP}");
-    let node_port = cluster.kubectl("get service db -o jsonpath={.spec.ports[0].nodePort}");
-    let node = cluster.address();
-    let fetch = |from: &str| format!("exec web -- timeout 5 wget -q -O - http://{from}/");
-    let urls = [address.clone(), format!("{node}:{node_port}")];
-    for url in &urls {
-        eventually(SOON, || cluster.try_kubectl(&fetch(url)).map(drop));
-    }
-    host.wait_taps(&[&web.device, &db.device]);
-
-    let inside = [web, db].map(|pod| Capture::start(&pod.netns, "eth0"));
-    let mirror = Capture::start(host.node(), MIRROR);
-    for url in &urls {
-        assert_eq!(cluster.kubectl(&fetch(url)), "hello\n");
-    }
-    let tcp = |capture: &Capture| capture.frames().only(|frame| frame[12..14] == [8, 0] && frame[23] == 6);
-    eventually(SOON, || tcp(&mirror).same_as(&tcp(&inside[0]).and(&tcp(&inside[1]))));
-    // The connection through the node port is masqueraded: its backend sees another client address.
-    for (client, server, port, count) in [
-        (web.ip.to_string(), address, "80", 1),
-        (web.ip.to_string(), db.ip.to_string(), "8080", 1),
-        (web.ip.to_string(), node.to_string(), node_port.as_str(), 1),
-    ] {
-        let there = format!("ip.src == {client} && ip.dst == {server} && tcp.dstport == {port}");
-        let back = format!("ip.src == {server} && ip.dst == {client} && tcp.srcport == {port}");
-        for (way, flags) in [
-            (&there, "tcp.flags == 0x2"),
-            (&back, "tcp.flags == 0x12"),
-            (&there, "tcp.flags.fin == 1"),
-            (&back, "tcp.flags.fin == 1"),
-        ] {
-            let found = mirror.dissected(&format!("{way} && {flags}"), &["frame.number"]).len();
-            assert_eq!(found, count, "{way} && {flags}");
-        }
-    }
-    let mistakes = "tcp.analysis.retransmission || tcp.analysis.duplicate_ack || tcp.analysis.lost_segment";
-    assert_eq!(mirror.dissected(mistakes, &["frame.number", "_ws.col.Info"]), Vec::<String>::new());
-}
-
 /// The number of IPv4 packets that have left a pod, by the kernel's counter.
 fn ipv4_sent(pod: &mirror_tests::KubePod) -> usize {
     let text = pod.netns.enter(|| fs::read_to_string("/proc/thread-self/net/snmp")).unwrap();

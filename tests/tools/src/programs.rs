@@ -51,6 +51,9 @@ pub const TRAFFIC: [Program; 6] = [
 /// Drops packets in the stories of the level api.
 pub const FIREWALL: [Program; 1] = [Program::of("nftables", "nft")];
 
+/// Programs that translate service addresses in the stories of a guest.
+pub const SERVICES: [Program; 2] = [Program::of("nftables", "nft"), Program::of("ipvsadm", "ipvsadm")];
+
 /// Programs that write capture files in common formats, and that people read them with.
 pub const CAPTURES: [Program; 4] = [
     Program::of("wireshark-common", "capinfos"),

@@ -34,7 +34,7 @@ const MODULES: &str = "virtio_pci 9pnet_virtio 9p overlay \
     nf_tables nf_conntrack af_packet_diag inet_diag tcp_diag unix_diag crc32c_generic crc32c_intel";
 
 /// Modules that the kernel loads only when a story needs them.
-const ON_DEMAND: &str = "openvswitch";
+const ON_DEMAND: &str = "openvswitch ip_vs ip_vs_rr nft_chain_nat nft_ct nft_masq nft_nat";
 
 /// The files with which qemu starts.
 pub(super) struct Image {

@@ -23,11 +23,12 @@ const GO_SUM: &str = include_str!("../../go/go.sum");
 const PAUSE: &str = include_str!("../../go/pause/main.go");
 /// The oldest Debian suite whose containerd works with this kubelet. Its programs also run on newer systems.
 const SUITE: &str = "bookworm";
-/// The packages of containerd, runc, the CNI plugins, nft with its libraries, and busybox for images.
-const PACKAGES: [&str; 14] = [
+/// The packages of containerd, runc, the CNI plugins, nft and iptables with their libraries, and busybox for images.
+const PACKAGES: [&str; 15] = [
     "busybox-static",
     "containerd",
     "containernetworking-plugins",
+    "iptables",
     "libbsd0",
     "libedit2",
     "libgmp10",

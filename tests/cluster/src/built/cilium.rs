@@ -136,22 +136,10 @@ pub(super) fn configure(binaries: &Binaries, programs: &Programs) -> Result<()> 
     if !net.is_symlink() {
         symlink("/proc/sys/net", net)?;
     }
-    let root = programs.debian();
-    let libraries = format!("{0}/usr/lib/x86_64-linux-gnu:{0}/lib/x86_64-linux-gnu", root.display());
-    let tool = |name: &str, program: &str| {
-        let line = format!(
-            "LD_LIBRARY_PATH='{libraries}' XTABLES_LIBDIR='{0}/usr/lib/x86_64-linux-gnu/xtables' exec '{0}'/{program} \"$@\"",
-            root.display()
-        );
-        node::script(&format!("cilium/bin/{name}"), &line)
-    };
-    tool("clang", "usr/lib/llvm-19/bin/clang")?;
-    tool("ipset", "usr/sbin/ipset")?;
-    for name in ["iptables", "ip6tables"] {
-        for suffix in ["", "-save", "-restore"] {
-            tool(&format!("{name}{suffix}"), &format!("usr/sbin/xtables-nft-multi {name}{suffix}"))?;
-        }
-    }
+    let root = &programs.debian();
+    node::tool("cilium/bin/clang", root, "usr/lib/llvm-19/bin/clang")?;
+    node::tool("cilium/bin/ipset", root, "usr/sbin/ipset")?;
+    node::iptables("cilium/bin", root)?;
     for (name, program) in
         [("loopback", binaries.debian("usr/lib/cni/loopback")), ("cilium-cni", programs.built("cilium-cni"))]
     {

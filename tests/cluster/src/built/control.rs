@@ -11,8 +11,8 @@ use anyhow::{Context as _, Result, bail};
 use serde_json::Value;
 
 use super::{
-    API_PORT, Mode, NODE_IP, POD_CIDR, SERVICE_CIDR, binaries::Binaries, component::Component,
-    component::eventually, pki::kubeconfig, state,
+    API_PORT, Mode, NODE_IP, POD_CIDRS, SERVICE_CIDRS, binaries::Binaries, component::Component,
+    component::eventually, machine::families, pki::kubeconfig, state,
 };
 use mirror_test_tools::process::{Run as _, command};
 
@@ -85,7 +85,8 @@ fn api_server(binaries: &Binaries, mode: Mode) -> Component {
          --service-account-issuer=https://kubernetes.default.svc.cluster.local
          --service-account-key-file={pki}/service-accounts.crt
          --service-account-signing-key-file={pki}/service-accounts.key
-         --service-cluster-ip-range={SERVICE_CIDR} --allow-privileged=true"
+         --service-cluster-ip-range={} --allow-privileged=true",
+            families(&SERVICE_CIDRS).join(",")
         ));
     match mode {
         // No controller creates service accounts in this mode, and without one the API server would refuse pods.
@@ -109,8 +110,9 @@ fn controller_manager(binaries: &Binaries) -> Component {
         "--kubeconfig={config} --authentication-kubeconfig={config} --authorization-kubeconfig={config}
          --bind-address=127.0.0.1 --leader-elect=false --use-service-account-credentials=true
          --service-account-private-key-file={pki}/service-accounts.key --root-ca-file={pki}/ca.crt
-         --cluster-cidr={POD_CIDR} --allocate-node-cidrs=true --service-cluster-ip-range={SERVICE_CIDR}
-         --flex-volume-plugin-dir={}",
+         --cluster-cidr={} --allocate-node-cidrs=true --service-cluster-ip-range={} --flex-volume-plugin-dir={}",
+        families(&POD_CIDRS).join(","),
+        families(&SERVICE_CIDRS).join(","),
         state::text("volume-plugins")
     ))
 }

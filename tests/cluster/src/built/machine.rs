@@ -16,24 +16,28 @@ use nix::{mount::MntFlags, mount::umount2, sys::signal::Signal};
 use serde_json::{Value, json};
 
 use super::{
-    BRIDGE, NODE_IP, POD_CIDR, cilium, component::Process, component::eventually, state, state::Cni,
+    BRIDGE, NODE_IPS, POD_CIDRS, cilium, component::Process, component::eventually, state, state::Cni,
 };
 use mirror_test_tools::process::{Run as _, command, step};
 
 /// Settings that kubelet, the CNI plugins and Cilium change.
-const SYSCTLS: [&str; 7] = [
+const SYSCTLS: [&str; 8] = [
     "kernel/keys/root_maxbytes",
     "kernel/keys/root_maxkeys",
     "kernel/panic",
     "kernel/panic_on_oops",
     "net/ipv4/fib_multipath_use_neigh",
     "net/ipv4/ip_forward",
+    "net/ipv6/conf/all/forwarding",
     "vm/overcommit_memory",
 ];
 
 /// The kernel module that passes bridged packets to the packet filter, and the directory of its settings.
 const MODULE: &str = "br_netfilter";
 const BRIDGE_FILTER: &str = "/proc/sys/net/bridge";
+
+/// The setting that keeps new devices from having IPv6.
+const NO_IPV6: &str = "net/ipv6/conf/default/disable_ipv6";
 
 /// Directories that the cluster's programs create at fixed paths, innermost first.
 const DIRS: [&str; 15] = [
@@ -63,9 +67,11 @@ pub(super) fn record() -> Result<()> {
     if let Some(dir) = kubepods().first() {
         bail!("{} exists: another Kubernetes runs pods on this machine, and two would fight", dir.display());
     }
-    let routes = command("ip").args(["-4", "route", "show", "root", POD_CIDR]).read()?;
-    if let Some(route) = routes.lines().next() {
-        bail!("the pods' addresses, {POD_CIDR}, are in use on this machine: {route}");
+    for (family, cidr) in ["-4", "-6"].into_iter().zip(families(&POD_CIDRS)) {
+        let routes = command("ip").args([family, "route", "show", "root", cidr]).read()?;
+        if let Some(route) = routes.lines().next() {
+            bail!("the pods' addresses, {cidr}, are in use on this machine: {route}");
+        }
     }
     let absent: Vec<_> = DIRS.into_iter().filter(|dir| !Path::new(dir).exists()).collect();
     let sysctl =
@@ -83,7 +89,13 @@ pub(super) fn record() -> Result<()> {
     Ok(())
 }
 
-/// Gives the machine the node's address, and passes bridged packets to kube-proxy's rules.
+/// The first of these, which is for IPv4, or both of them if the machine has IPv6.
+pub(super) fn families<'a>(both: &'a [&'static str; 2]) -> &'a [&'static str] {
+    let has_ipv6 = fs::read_to_string(sysctl(NO_IPV6)).is_ok_and(|no| no.trim() == "0");
+    if has_ipv6 { both } else { &both[..1] }
+}
+
+/// Gives the machine the node's addresses, and passes bridged packets to kube-proxy's rules.
 pub(super) fn prepare(cni: Cni) -> Result<()> {
     let is_bridged = matches!(cni, Cni::Bridge | Cni::Multus);
     if is_bridged && !Path::new(BRIDGE_FILTER).exists() && !command("modprobe").arg(MODULE).succeeds() {
@@ -91,7 +103,12 @@ pub(super) fn prepare(cni: Cni) -> Result<()> {
             "the kernel has no {MODULE}: pods do not reach each other by the addresses of services"
         ));
     }
-    command("ip").args(["address", "replace", &format!("{NODE_IP}/32"), "dev", "lo"]).run()?;
+    for address in families(&NODE_IPS) {
+        command("ip").args(["address", "replace", address, "dev", "lo"]).run()?;
+    }
+    if families(&NODE_IPS).len() == 1 {
+        step("the machine has no IPv6: pods and services have none either");
+    }
     if cni == Cni::Cilium { cilium::prepare() } else { Ok(()) }
 }
 
@@ -133,10 +150,12 @@ pub(super) fn restore() -> Result<()> {
     if Path::new("/sys/class/net").join(BRIDGE).exists() {
         outcomes.push(command("ip").args(["link", "delete", BRIDGE]).run());
     }
-    let has_address = command("ip").args(["-o", "address", "show", "dev", "lo", "to", NODE_IP]).read()?;
-    if !has_address.is_empty() {
-        let address = format!("{NODE_IP}/32");
-        outcomes.push(command("ip").args(["address", "delete", &address, "dev", "lo"]).run());
+    for address in NODE_IPS {
+        // "1: lo    inet 10.245.0.1/32 scope …"
+        let shown = command("ip").args(["-o", "address", "show", "dev", "lo", "to", address]).read()?;
+        if let Some(address) = shown.split_whitespace().nth(3) {
+            outcomes.push(command("ip").args(["address", "delete", address, "dev", "lo"]).run());
+        }
     }
     if let Ok(before) = fs::read_to_string(state::path("before.json")) {
         let before: Value = serde_json::from_str(&before).context("before.json")?;

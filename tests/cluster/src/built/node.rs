@@ -1,17 +1,19 @@
 //! Runs the node: containerd with runc and CNI, kubelet, kube-proxy.
 
-use std::{fs, os::unix::fs::PermissionsExt as _, os::unix::fs::symlink, process::Command};
+use std::{fs, os::unix::fs::PermissionsExt as _, os::unix::fs::symlink, path::Path, process::Command};
 
 use anyhow::{Context as _, Result};
 use serde_json::{Value, json};
 
 use super::{
-    BRIDGE, NODE, NODE_CIDR, NODE_IP, POD_CIDR, SERVICE_IP,
+    BRIDGE, NODE, NODE_CIDRS, NODE_IP, NODE_IPS, POD_CIDRS, SERVICE_IP,
     binaries::Binaries,
     cilium,
     component::{Component, process},
     control::{answers, kubectl, wait_for},
-    filter, images, multus, pki,
+    filter, images,
+    machine::families,
+    multus, pki,
     state::{self, Cni},
 };
 use mirror_test_tools::process::{Run as _, command};
@@ -45,7 +47,7 @@ pub(super) fn up(binaries: &Binaries, cni: Cni) -> Result<()> {
     })?;
     match &cilium {
         Some(programs) => cilium::up(programs)?,
-        None => kube_proxy(binaries).up(|| answers(10256, "/healthz"))?,
+        None => kube_proxy(binaries).up(|| answers(10256, "/healthz") && filter::has_services(cni))?,
     }
     wait_for("the API server at its address for pods", || {
         let server = format!("--server=https://{SERVICE_IP}:443");
@@ -83,16 +85,9 @@ fn configure(binaries: &Binaries, cni: Cni) -> Result<()> {
     for dir in ["bin", "cni/net.d"] {
         fs::create_dir_all(state::path(dir))?;
     }
-    let libraries = ["usr/lib/x86_64-linux-gnu", "lib/x86_64-linux-gnu"].map(|dir| binaries.debian(dir));
-    script(
-        "bin/nft",
-        &format!(
-            "LD_LIBRARY_PATH='{}:{}' exec '{}' \"$@\"",
-            libraries[0].display(),
-            libraries[1].display(),
-            binaries.debian("usr/sbin/nft").display()
-        ),
-    )?;
+    let debian = binaries.debian("");
+    tool("bin/nft", &debian, "usr/sbin/nft")?;
+    iptables("bin", &debian)?;
     let ctr = binaries.debian("usr/bin/ctr");
     script(
         "bin/ctr",
@@ -101,7 +96,7 @@ fn configure(binaries: &Binaries, cni: Cni) -> Result<()> {
     write("containerd.toml", &containerd_config(binaries, cni), 0o644)?;
     write("cni/net.d/10-podmirror.conflist", &cni_config(cni).to_string(), 0o644)?;
     write("kubelet.json", &kubelet_config().to_string(), 0o644)?;
-    write("kube-proxy.json", &kube_proxy_config().to_string(), 0o644)
+    write("kube-proxy.json", &kube_proxy_config(cni).to_string(), 0o644)
 }
 
 /// Writes a file of the state if its text differs: kube-proxy exits when its configuration file is written.
@@ -117,6 +112,29 @@ fn write(name: &str, text: &str, mode: u32) -> Result<()> {
 /// Writes a program that is one line of shell.
 pub(super) fn script(name: &str, line: &str) -> Result<()> {
     write(name, &format!("#!/bin/sh\n{line}\n"), 0o755)
+}
+
+/// Writes a program that runs one of Debian's packages, which are unpacked in `root` with their libraries.
+pub(super) fn tool(name: &str, root: &Path, program: &str) -> Result<()> {
+    let root = root.display();
+    script(
+        name,
+        &format!(
+            "LD_LIBRARY_PATH='{root}/usr/lib/x86_64-linux-gnu:{root}/lib/x86_64-linux-gnu' \
+             XTABLES_LIBDIR='{root}/usr/lib/x86_64-linux-gnu/xtables' exec '{root}'/{program} \"$@\""
+        ),
+    )
+}
+
+/// Writes the programs of iptables into a directory of the state.
+pub(super) fn iptables(dir: &str, root: &Path) -> Result<()> {
+    for name in ["iptables", "ip6tables"] {
+        for suffix in ["", "-save", "-restore"] {
+            let name = format!("{name}{suffix}");
+            tool(&format!("{dir}/{name}"), root, &format!("usr/sbin/xtables-nft-multi {name}"))?;
+        }
+    }
+    Ok(())
 }
 
 /// Creates a link to kubectl at a path that does not depend on the version.
@@ -181,8 +199,8 @@ fn cni_config(cni: Cni) -> Value {
     let ipam = json!({
         "type": "host-local",
         "dataDir": state::text("cni/ipam"),
-        "ranges": [[{ "subnet": NODE_CIDR }]],
-        "routes": [{ "dst": "0.0.0.0/0" }],
+        "ranges": families(&NODE_CIDRS).iter().map(|cidr| json!([{ "subnet": cidr }])).collect::<Vec<_>>(),
+        "routes": families(&["0.0.0.0/0", "::/0"]).iter().map(|all| json!({ "dst": all })).collect::<Vec<_>>(),
     });
     let bridge = json!({
         "type": "bridge",
@@ -202,11 +220,12 @@ fn cni_config(cni: Cni) -> Value {
 
 fn kubelet(binaries: &Binaries) -> Component {
     Component::new("kubelet", binaries.built("kubelet"), &[10248, 10250]).arguments(&format!(
-        "--config={} --kubeconfig={} --root-dir={} --cert-dir={} --hostname-override={NODE} --node-ip={NODE_IP}",
+        "--config={} --kubeconfig={} --root-dir={} --cert-dir={} --hostname-override={NODE} --node-ip={}",
         state::text("kubelet.json"),
         pki::kubeconfig("kubelet"),
         state::text("kubelet"),
         state::text("kubelet/pki"),
+        families(&NODE_IPS).join(","),
     ))
 }
 
@@ -254,12 +273,12 @@ fn kube_proxy(binaries: &Binaries) -> Component {
 }
 
 /// kube-proxy must not change the machine's settings of connection tracking.
-fn kube_proxy_config() -> Value {
+fn kube_proxy_config(cni: Cni) -> Value {
     json!({
         "apiVersion": "kubeproxy.config.k8s.io/v1alpha1",
         "kind": "KubeProxyConfiguration",
-        "mode": "nftables",
-        "clusterCIDR": POD_CIDR,
+        "mode": filter::proxy_mode(cni),
+        "clusterCIDR": families(&POD_CIDRS).join(","),
         "clientConnection": { "kubeconfig": pki::kubeconfig("kube-proxy") },
         "hostnameOverride": NODE,
         "bindAddress": NODE_IP,

@@ -3,16 +3,18 @@
 
 use std::{
     fs,
-    io::Write as _,
     path::{Path, PathBuf},
-    process::{Command, Stdio},
+    process::Command,
 };
 
 use anyhow::{Context as _, Result, bail};
 use mirror_test_tools::process::{Run as _, command};
 use nix::mount::{MntFlags, umount2};
 
-use super::{super::state, Programs};
+use super::{
+    super::{filter, state},
+    Programs,
+};
 
 /// Cilium's own directory: its sockets and its state.
 const DIR: &str = "/run/cilium";
@@ -42,7 +44,8 @@ pub(super) fn remove(programs: &Programs) -> Result<()> {
         return Ok(());
     }
     let mut outcomes = vec![clean_up(programs), remove_sets(), remove_directory()];
-    outcomes.extend(TABLES.map(remove_rules));
+    let program = |name: &str| tool(&format!("iptables-{name}"));
+    outcomes.extend(TABLES.map(|table| filter::remove_chains(program, table, "CILIUM_")));
     outcomes.push(remove_tables());
     for dir in BPFFS {
         // Not recursive: a directory that is not empty is in use by other software.
@@ -67,35 +70,6 @@ fn tool(name: &str) -> Command {
 
 fn nft() -> Command {
     command(state::path("bin/nft"))
-}
-
-fn remove_rules(table: &str) -> Result<()> {
-    let saved = tool("iptables-save").args(["-t", table]).read()?;
-    let Some(text) = removal(table, &saved) else { return Ok(()) };
-    let mut restore = tool("iptables-restore").arg("--noflush").stdin(Stdio::piped()).spawn()?;
-    restore.stdin.take().context("iptables-restore has no input")?.write_all(text.as_bytes())?;
-    if !restore.wait()?.success() {
-        bail!("iptables-restore does not remove Cilium's rules:\n{text}");
-    }
-    Ok(())
-}
-
-/// Returns the input of iptables-restore that removes Cilium's chains, and the rules that jump to them, from a table in
-/// the format of iptables-save.
-fn removal(table: &str, saved: &str) -> Option<String> {
-    let chain = |line: &'_ str| Some(line.strip_prefix(':')?.split(' ').next()?.to_owned());
-    let chains: Vec<_> = saved.lines().filter_map(chain).filter(|name| name.contains("CILIUM_")).collect();
-    if chains.is_empty() {
-        return None;
-    }
-    let is_of_others = |rule: &&str| !chains.iter().any(|chain| rule.split(' ').next() == Some(chain));
-    let leads_there = |rule: &&str| chains.iter().any(|chain| rule.ends_with(&format!("-j {chain}")));
-    let rules = saved.lines().filter_map(|line| line.strip_prefix("-A "));
-    let jumps = rules.filter(is_of_others).filter(leads_there).map(|rule| format!("-D {rule}\n"));
-    let emptied = chains.iter().map(|chain| format!("-F {chain}\n"));
-    let removed = chains.iter().map(|chain| format!("-X {chain}\n"));
-    let lines: String = jumps.chain(emptied).chain(removed).collect();
-    Some(format!("*{table}\n{lines}COMMIT\n"))
 }
 
 /// iptables creates a table when it first lists it. Empty tables that did not exist before Cilium are removed.
@@ -128,24 +102,5 @@ fn remove_directory() -> Result<()> {
     match fs::remove_dir_all(DIR) {
         Err(error) if Path::new(DIR).exists() => Err(error).context(DIR),
         _ => Ok(()),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
-
-    use super::*;
-
-    #[test]
-    fn chains_of_cilium_are_removed_and_no_rule_of_others() {
-        let saved = "*filter\n:INPUT ACCEPT [0:0]\n:DOCKER - [0:0]\n:CILIUM_INPUT - [0:0]\n\
-            -A INPUT -m comment --comment \"cilium-feeder: CILIUM_INPUT\" -j CILIUM_INPUT\n\
-            -A INPUT -m comment --comment \"not CILIUM_INPUT\" -j DOCKER\n\
-            -A CILIUM_INPUT -m mark --mark 0x200/0xf00 -j ACCEPT\nCOMMIT\n";
-        let expected = "*filter\n-D INPUT -m comment --comment \"cilium-feeder: CILIUM_INPUT\" -j CILIUM_INPUT\n\
-            -F CILIUM_INPUT\n-X CILIUM_INPUT\nCOMMIT\n";
-        assert_eq!(removal("filter", saved).unwrap(), expected);
-        assert_eq!(removal("filter", "*filter\n:INPUT ACCEPT [0:0]\nCOMMIT\n"), None);
     }
 }
