@@ -6,6 +6,7 @@
 //!    or {"of": {"mirror": ...}, ...}\n
 //!    or {"of": {"target": "live"}, ...}\n ─►    makes a ring, gives it to the target, waits for a round of the loop
 //!   (reads the ring)                      ◄─    one byte with the ring's descriptor, then {"target": ...}\n
+//!   (a recorder) {"used": ...}\n          ─►    keeps it for the metrics
 //!   writes one byte (let_go)              ─►    takes the ring away, waits for a round
 //!   (knows that no more packets come)     ◄─    closes its half of the connection
 //!   closes the connection                 ─►    forgets the ring; the target is free for the next program
@@ -45,11 +46,12 @@ use tokio::{
 };
 use tracing::info;
 
-pub use self::messages::{Answer, Past, Request, Subject};
-use self::messages::{read_line, receive_ring, write_answer, write_line};
+pub use self::messages::{Answer, Past, Request, Subject, write_line};
+use self::messages::{read_line, receive_ring, write_answer};
 use crate::{
     dataplane::rings::Rings,
     model::{Directions, Name, PodId, ResourceId, RingId, TargetName},
+    recording::Fill,
     report::{Keyed, Report, Reports},
     select::{Capture, Readers},
     settings::{KEYS, Settings},
@@ -72,6 +74,7 @@ pub struct Control {
     targets: Arc<BTreeMap<TargetName, Destination>>,
     /// The targets that still have the ring of a program that has ended.
     left: watch::Sender<BTreeSet<TargetName>>,
+    fills: watch::Sender<BTreeMap<TargetName, Fill>>,
 }
 
 impl Control {
@@ -82,12 +85,18 @@ impl Control {
             rings,
             targets: Arc::new(targets),
             left: watch::Sender::default(),
+            fills: watch::Sender::default(),
         }
     }
 
     /// The present programs, for the loop.
     pub fn watch(&self) -> watch::Receiver<Arc<Readers>> {
         self.readers.subscribe()
+    }
+
+    /// How full the recorders are, by their targets.
+    pub fn fills(&self) -> watch::Receiver<BTreeMap<TargetName, Fill>> {
+        self.fills.subscribe()
     }
 
     /// Removes all programs: the agent ends.
@@ -212,6 +221,7 @@ struct Live {
 impl Drop for Live {
     fn drop(&mut self) {
         self.control.left.send_if_modified(|left| left.insert(self.target.clone()));
+        self.control.fills.send_if_modified(|fills| fills.remove(&self.target).is_some());
         self.control.readers.send_modify(|readers| *readers = Arc::new(readers.without(self.ring)));
     }
 }
@@ -300,8 +310,15 @@ async fn serve_ring(
     timeout(PATIENCE, write_answer(stream, &answer, Some(&ring))).await??;
     drop(ring);
     // The program lets go or disconnects, or the agent ends.
+    let goes_on = async {
+        while let Ok(fill) = serde_json::from_str(&read_line(stream).await.unwrap_or_default()) {
+            control.fills.send_modify(|fills| {
+                fills.insert(live.target.clone(), fill);
+            });
+        }
+    };
     tokio::select! {
-        _ = stream.read_u8() => {}
+        () = goes_on => {}
         _ = reading.wait_for(|readers| !readers.rings().contains(&live.ring)) => {}
     }
     info!(target = %live.target, "the program that reads packets has ended");
@@ -386,7 +403,7 @@ fn problems_of_mirror(capture: &Capture, report: &Report) -> Vec<String> {
 
 /// Tells the agent to stop copying, and returns when no more packets can arrive.
 pub async fn let_go(agent: &mut UnixStream) -> anyhow::Result<()> {
-    agent.write_all(b"-").await.context("cannot notify the agent of the end")?;
+    agent.write_all(b"-\n").await.context("cannot notify the agent of the end")?;
     // Waits for the end of the connection.
     let _ = agent.read_u8().await;
     Ok(())

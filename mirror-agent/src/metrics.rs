@@ -18,11 +18,13 @@ use prometheus::{
     Histogram, HistogramOpts, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry, TextEncoder,
     core::Collector, process_collector::ProcessCollector,
 };
+use tokio::sync::watch;
 
-use self::maps::{register_rings, register_state};
+use self::maps::{register_recorders, register_rings, register_state};
 use crate::{
     dataplane::readout::{Reader, drops},
-    model::{Op, Owner},
+    model::{Op, Owner, TargetName},
+    recording::Fill,
     report::{NicCoverage, Report, Reports},
 };
 
@@ -102,17 +104,19 @@ pub struct Metrics {
     counted: Registry,
     maps: Mutex<Reader>,
     reports: Reports,
+    recorders: watch::Receiver<BTreeMap<TargetName, Fill>>,
     /// Whether the labels `pod` and `nic` have values. On nodes with many short-lived pods, they make many series.
     has_pods: bool,
 }
 
 impl Metrics {
-    /// Creates the metrics of a loop, its reports and the maps. `has_pods`: the labels `pod` and `nic` have values;
-    /// otherwise series are the sums over a namespace.
+    /// Creates the metrics of a loop, its reports, the maps and the recorders. `has_pods`: the labels `pod` and `nic`
+    /// have values; otherwise series are the sums over a namespace.
     pub fn new(
         of_loop: &LoopMetrics,
         reports: Reports,
         maps: Reader,
+        recorders: watch::Receiver<BTreeMap<TargetName, Fill>>,
         has_pods: bool,
     ) -> prometheus::Result<Self> {
         let LoopMetrics { round, attach, tap_latency, op_failures, watch_restarts } = of_loop;
@@ -123,7 +127,7 @@ impl Metrics {
         for counters in [op_failures, watch_restarts] {
             counted.register(Box::new(counters.clone()))?;
         }
-        Ok(Self { counted, maps: Mutex::new(maps), reports, has_pods })
+        Ok(Self { counted, maps: Mutex::new(maps), reports, recorders, has_pods })
     }
 
     /// Returns the text of all metrics, with the present values.
@@ -137,6 +141,7 @@ impl Metrics {
         }
         register_state(&now, &readout, &drops()?)?;
         register_rings(&now, &rings)?;
+        register_recorders(&now, &self.recorders.borrow())?;
         register_report(&now, &self.reports.borrow(), self.has_pods)?;
         let families = [now.gather(), self.counted.gather()].concat();
         Ok(TextEncoder::new().encode_to_string(&families)?)

@@ -45,7 +45,7 @@ mod snapshot;
 mod store;
 
 pub use self::{
-    snapshot::{Excerpt, Snapshot},
+    snapshot::{Excerpt, Fill, Snapshot},
     store::MAX_TIME_BYTES,
 };
 

@@ -416,8 +416,8 @@ pub struct Counter {
 }
 
 /// Value of the per-CPU array map `COUNTERS`, indexed by [`Session::id`]: one [`Counter`] for each direction and
-/// verdict since the session began, and one for each direction and [`Misfit`](crate::verdict::Misfit): the number of such copies, and the bytes
-/// by which they differ.
+/// verdict since the session began, and one for each direction and [`Misfit`](crate::verdict::Misfit): the number of
+/// such copies, and the bytes by which they differ.
 ///
 /// [`Verdict::Copied`] counts the bytes of the copies, as they reach the target. Every number only grows, so a reader
 /// never sees a sum that is smaller than before.

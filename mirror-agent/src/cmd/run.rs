@@ -137,7 +137,7 @@ async fn follow(
     control::serve(control, readers.clone(), reports.clone())?;
     if let Listen::At(address) = listen {
         let maps = Reader::open(&pins)?.with_rings(rings);
-        let metrics = Metrics::new(&metrics, reports.clone(), maps, args.metrics_per_pod)?;
+        let metrics = Metrics::new(&metrics, reports.clone(), maps, readers.fills(), args.metrics_per_pod)?;
         let (of_alive, of_ready) = (reports.clone(), reports);
         let admin = Admin {
             alive: Box::new(move || health::alive(&of_alive.borrow(), Instant::now())),

@@ -11,7 +11,7 @@ use std::{
 use nix::sys::socket::{ControlMessage, ControlMessageOwned, MsgFlags, recvmsg, sendmsg};
 use serde::{Deserialize, Serialize};
 use tokio::{
-    io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader, Interest},
+    io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _, BufReader, Interest},
     net::UnixStream,
 };
 
@@ -76,7 +76,11 @@ pub struct Past {
     pub filter: Option<String>,
 }
 
-pub(super) async fn write_line(stream: &mut UnixStream, message: &impl Serialize) -> anyhow::Result<()> {
+/// Writes a message.
+pub async fn write_line(
+    stream: &mut (impl AsyncWrite + Unpin),
+    message: &impl Serialize,
+) -> anyhow::Result<()> {
     Ok(stream.write_all(&[serde_json::to_vec(message)?, b"\n".to_vec()].concat()).await?)
 }
 

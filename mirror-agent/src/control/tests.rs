@@ -99,7 +99,7 @@ async fn one_program_reads_after_the_other() {
     let refused = agent.ask().await.unwrap().unwrap_err().to_string();
     assert!(refused.contains("another program reads target live"), "{refused}");
 
-    first.write_all(b"-").await.unwrap();
+    first.write_all(b"-\n").await.unwrap();
     agent.readers(0).await;
     let second = agent.ask();
     settle().await;
@@ -122,7 +122,7 @@ async fn a_program_that_does_not_close_the_connection_is_not_waited_for() {
     agent.readers(1).await;
     agent.round();
     let (mut first, _ring, _) = first.await.unwrap().unwrap();
-    first.write_all(b"-").await.unwrap();
+    first.write_all(b"-\n").await.unwrap();
     agent.readers(0).await;
     let (began, second) = (Instant::now(), agent.ask());
     agent.round();

@@ -8,7 +8,8 @@ use prometheus::{IntCounter, IntCounterVec, IntGaugeVec, Opts, Registry};
 use super::{gauge, register};
 use crate::{
     dataplane::readout::{MisfitCount, Readout, RingFill, SessionReadout, TapReadout},
-    model::Capacity,
+    model::{Capacity, TargetName},
+    recording::Fill,
 };
 
 /// Labels of the packet counters.
@@ -173,12 +174,11 @@ pub(super) fn register_state(
 
 /// Registers the bytes in use and the size of the rings of streams. Those of captures would be new series each time.
 pub(super) fn register_rings(registry: &Registry, rings: &[RingFill]) -> prometheus::Result<()> {
-    let gauges = |name, help| IntGaugeVec::new(Opts::new(name, help), &["target"]);
-    let used = gauges(
+    let used = by_target(
         "podmirror_stream_ring_used_bytes",
         "Bytes of copies in a stream's ring buffer that its reader has not read.",
     )?;
-    let sizes = gauges("podmirror_stream_ring_size_bytes", "Size of a stream's ring buffer.")?;
+    let sizes = by_target("podmirror_stream_ring_size_bytes", "Size of a stream's ring buffer.")?;
     for RingFill { target, used: in_use, size } in rings.iter().filter(|ring| !ring.target.0.is_capture()) {
         let labels = [target.0.as_str()];
         used.with_label_values(&labels).set(i64::try_from(*in_use).unwrap_or(i64::MAX));
@@ -186,4 +186,29 @@ pub(super) fn register_rings(registry: &Registry, rings: &[RingFill]) -> prometh
     }
     register(registry, &used)?;
     register(registry, &sizes)
+}
+
+/// Registers the use of the recorders' memory.
+pub(super) fn register_recorders(
+    registry: &Registry,
+    fills: &BTreeMap<TargetName, Fill>,
+) -> prometheus::Result<()> {
+    let used =
+        by_target("podmirror_recorder_used_bytes", "Bytes of the packets in the memory of a recorder.")?;
+    let sizes = by_target("podmirror_recorder_size_bytes", "Maximum of podmirror_recorder_used_bytes.")?;
+    let reach = by_target(
+        "podmirror_recorder_reach_seconds",
+        "Age of the oldest packet that the memory of a recorder can still have.",
+    )?;
+    for (target, Fill { used: bytes, size, reach_ns }) in fills {
+        for (gauge, value) in [(&used, *bytes), (&sizes, *size), (&reach, reach_ns / 1_000_000_000)] {
+            gauge.with_label_values(&[target.0.as_str()]).set(i64::try_from(value).unwrap_or(i64::MAX));
+        }
+    }
+    [used, sizes, reach].iter().try_for_each(|gauge| register(registry, gauge))
+}
+
+/// Creates a gauge for each target.
+fn by_target(name: &str, help: &str) -> prometheus::Result<IntGaugeVec> {
+    IntGaugeVec::new(Opts::new(name, help), &["target"])
 }

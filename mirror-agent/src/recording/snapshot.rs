@@ -5,6 +5,7 @@
 use std::{collections::BTreeMap, ops::RangeInclusive, path::PathBuf};
 
 use mirror_core::{filter::Program, pcapng::InterfaceId};
+use serde::{Deserialize, Serialize};
 
 use super::{
     Clock, Recorder, RecordingError, SOME_INTERFACES,
@@ -59,6 +60,17 @@ pub struct Snapshot {
     pub reach_ns: u64,
 }
 
+/// How full the memory of a recorder is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Fill {
+    /// The bytes of its packets.
+    pub used: u64,
+    /// The maximum of these bytes.
+    pub size: u64,
+    /// The age of the oldest packet that it can still have, in ns.
+    pub reach_ns: u64,
+}
+
 impl Recorder {
     /// Ends these sessions: no more packets of them arrive, and their serials can be reused. A recording of the newest
     /// packets that has no end drops the data of these sessions with their packets.
@@ -77,19 +89,33 @@ impl Recorder {
     /// clock, even if it was set by 10 ms or more since the recording began. `None`: the recording does not keep the
     /// newest packets.
     pub fn snapshot(&mut self, excerpt: &Excerpt<'_>, now: Clock) -> Option<Snapshot> {
+        let reach_ns = self.reach_ns(now.monotonic_ns)?;
         let (memory, _) = self.store.newest()?;
         let now_ns = self.started.wall_at(now.monotonic_ns);
         let late_ns = now.wall_ns.wrapping_sub(now_ns) as i64;
         let late_ns = if late_ns.unsigned_abs() < STEP_NS { 0 } else { late_ns };
+        let [from, to] = [excerpt.times.start(), excerpt.times.end()].map(|time| self.started.wall_at(*time));
+        let mut snapshot =
+            Snapshot::of(memory, &self.interfaces, excerpt, &(from..=to), now.wall_ns, late_ns);
+        snapshot.reach_ns = reach_ns;
+        Some(snapshot)
+    }
+
+    /// Returns how full the memory for the newest packets is; `None`: the recording does not keep these. `now_ns` is on
+    /// `CLOCK_MONOTONIC`.
+    pub fn fill(&mut self, now_ns: u64) -> Option<Fill> {
+        let (used, size) = self.store.use_of_memory()?;
+        Some(Fill { used, size, reach_ns: self.reach_ns(now_ns)? })
+    }
+
+    /// The age of the oldest packet that the recording can still have, in ns.
+    fn reach_ns(&mut self, now_ns: u64) -> Option<u64> {
+        let (memory, _) = self.store.newest()?;
         let oldest_ns = match memory.packets() < self.packets {
             true => memory.oldest_time_ns(),
             false => self.started.wall_ns,
         };
-        let [from, to] = [excerpt.times.start(), excerpt.times.end()].map(|time| self.started.wall_at(*time));
-        let mut snapshot =
-            Snapshot::of(memory, &self.interfaces, excerpt, &(from..=to), now.wall_ns, late_ns);
-        snapshot.reach_ns = now_ns.saturating_sub(oldest_ns);
-        Some(snapshot)
+        Some(self.started.wall_at(now_ns).saturating_sub(oldest_ns))
     }
 
     /// Writes the newest packets to a new file in the directory of the recording's file, with a number and the time in

@@ -141,6 +141,14 @@ impl Store {
         }
     }
 
+    /// The bytes of the newest packets, and their maximum, if the recording keeps these.
+    pub(super) fn use_of_memory(&self) -> Option<(u64, u64)> {
+        match self {
+            Self::Last { memory, bytes, .. } => Some((memory.len(), *bytes)),
+            Self::All(_) | Self::First { .. } | Self::Files(_) => None,
+        }
+    }
+
     /// The newest packets, if the recording keeps these.
     pub(super) fn newest(&mut self) -> Option<(&mut Memory, &Output)> {
         match self {

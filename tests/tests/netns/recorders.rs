@@ -70,6 +70,12 @@ fn what_is_recorded_outlives_the_agent() {
     // All IPv4 packets here are ICMP.
     assert_eq!((first.frames("egress"), first.frames("ingress")), (sent.ipv4(), received.ipv4()));
     assert_eq!(first.statistics, [(10, 0)]);
+    let fill = ["used_bytes", "size_bytes", "reach_seconds"];
+    let fill = fill.map(|name| format!("podmirror_recorder_{name}{{target=\"live\"}}"));
+    lab.wait_metrics(|metrics| {
+        let [used, size, reach] = fill.each_ref().map(|series| metrics.get(series).copied());
+        used.is_some_and(|used| (10.0 * 98.0..1e5).contains(&used)) && size == Some(1e6) && reach.is_some()
+    });
     assert_eq!(recorded(lab, &["--pod", "default/web"], 10).packets, first.packets);
     assert_eq!(recorded(lab, &["--pod", "default/*"], 10).packets, first.packets);
     assert_eq!(

@@ -17,7 +17,7 @@ use crate::{
     control,
     dataplane::rings::RingReader,
     filter::Program,
-    recording::{Clock, Excerpt, Flaws, Progress, Recorder, Snapshot},
+    recording::{Clock, Excerpt, Fill, Flaws, Progress, Recorder, Snapshot},
 };
 
 /// Polling interval of the ring while it is not full enough to wake this command: the maximum delay of a packet.
@@ -31,6 +31,8 @@ const PATIENCE: Duration = Duration::from_secs(5);
 pub(super) enum Ask {
     /// Write a file of the newest packets next to the recording's own file.
     Save,
+    /// Return how full the memory is.
+    Fill(oneshot::Sender<Fill>),
     /// Return the newest packets.
     Snapshot {
         /// Only these.
@@ -53,6 +55,11 @@ impl Ask {
                 // A full disk does not affect the recording itself.
                 Err(error) => warn!(%error, "the newest packets were not saved"),
             },
+            Self::Fill(answer) => {
+                if let Some(fill) = recorder.fill(now.monotonic_ns) {
+                    let _ = answer.send(fill);
+                }
+            }
             Self::Snapshot { wanted, filter, answer } => {
                 let (from, to) = wanted.times;
                 let is_wanted: &dyn Fn(&str) -> bool = &|name| wanted.has(name);

@@ -20,10 +20,10 @@ use anyhow::{Context as _, anyhow};
 use serde::{Deserialize, Serialize};
 use tokio::{
     io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader},
-    net::{UnixListener, UnixStream},
+    net::{UnixListener, UnixStream, unix::WriteHalf},
     sync::{Semaphore, mpsc, oneshot},
     task::JoinHandle,
-    time::{sleep, timeout},
+    time::{interval, sleep, timeout},
 };
 use tracing::{info, warn};
 
@@ -34,6 +34,7 @@ use super::{
 use crate::{
     cli::{RecorderArgs, SubjectArgs},
     cmd::stop_signal,
+    control,
     dataplane::{lock::RecorderSocket, pins::Pins},
     filter,
     recording::{Clock, Destination, Kept, Plan, Recorder, Snapshot},
@@ -41,6 +42,8 @@ use crate::{
 
 /// Delay before the next attempt to reach an agent.
 const AGAIN: Duration = Duration::from_secs(1);
+/// Interval between two reports to the agent.
+const REPORT: Duration = Duration::from_secs(2);
 /// Timeout of a client for its request, and for each part of the answer. The reader behind a client can be slow.
 const PATIENCE: Duration = Duration::from_secs(30);
 /// Maximum length of a request in bytes: some thousand pods.
@@ -117,7 +120,7 @@ pub async fn recorder(args: RecorderArgs) -> anyhow::Result<()> {
         Ok(Listening { task: serve(socket.listener()?, asks.clone())?, _socket: socket })
     };
     tokio::select! {
-        outcome = record(&subject, recorder, asked, listen) => outcome,
+        outcome = record(&subject, recorder, asks.clone(), asked, listen) => outcome,
         () = stop => Ok(()),
     }
 }
@@ -138,6 +141,7 @@ impl Drop for Listening {
 async fn record(
     subject: &SubjectArgs,
     mut recorder: Recorder,
+    own_asks: mpsc::Sender<Ask>,
     mut asks: mpsc::Receiver<Ask>,
     listen: impl Fn() -> anyhow::Result<Listening>,
 ) -> anyhow::Result<()> {
@@ -153,9 +157,16 @@ async fn record(
                 // Another agent may reuse the serials for other sessions.
                 recorder.part_with(|_| true);
                 let mut reading = Reading::begin(ring, sessions, recorder, Some(asks))?.endless();
+                let (mut from_agent, to_agent) = agent.split();
+                let ended = async {
+                    tokio::select! {
+                        _ = from_agent.read_u8() => {}
+                        () = report_fill(&own_asks, to_agent) => {}
+                    }
+                };
                 tokio::select! {
                     outcome = reading.run() => outcome?,
-                    _ = agent.read_u8() => warn!("the agent has ended; the recorder keeps what it has, and waits for the next agent"),
+                    () = ended => warn!("the agent has ended; the recorder keeps what it has, and waits for the next agent"),
                 }
                 let (left, asked) = reading.leave(agent, Clock::now()?.monotonic_ns)?;
                 (recorder, asks) = (left, asked.context("a recorder can be asked")?);
@@ -175,6 +186,21 @@ async fn record(
                 () = &mut again => break,
                 Some(ask) = asks.recv() => ask.answer(&mut recorder)?,
             }
+        }
+    }
+}
+
+/// Reports to the agent how full the memory is, for its metrics, until the agent ends.
+async fn report_fill(asks: &mpsc::Sender<Ask>, mut agent: WriteHalf<'_>) {
+    let mut times = interval(REPORT);
+    loop {
+        times.tick().await;
+        let (answer, answered) = oneshot::channel();
+        // The receiver is the recording, which outlives this task.
+        let _ = asks.send(Ask::Fill(answer)).await;
+        let Ok(fill) = answered.await else { return };
+        if control::write_line(&mut agent, &fill).await.is_err() {
+            return;
         }
     }
 }
