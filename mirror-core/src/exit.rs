@@ -112,8 +112,6 @@ pub fn stay_without(
 pub fn changes(needed: &BTreeSet<NetnsId>, links: &LinkSnapshot) -> Vec<LinkChange> {
     let mut changes = Vec::new();
     let half_made = links.by_name(HUB).filter(|link| mirror_iface::is_half_made(link));
-    // Without need, `left_behind` deletes it.
-    let half_made = half_made.filter(|_| !needed.is_empty());
     changes.extend(half_made.map(|link| LinkChange::Delete(link.ifindex)));
     match hub(links) {
         None if !needed.is_empty() => {

@@ -170,8 +170,11 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
                 names.insert(exit::HUB.to_owned());
             }
             let names = names.iter().map(String::as_str).collect();
-            changes.extend(mirror_iface::left_behind(&names, links));
-            changes.extend(exit::changes(&needed, links));
+            let left_behind = mirror_iface::left_behind(&names, links);
+            // Both delete a relay hub that is half made.
+            let of_relays = exit::changes(&needed, links).into_iter();
+            changes.extend(of_relays.filter(|change| !left_behind.contains(change)));
+            changes.extend(left_behind);
         }
         changes.extend(self.mirrors.changes(links));
         changes.extend(tunnel::changes(self.policy.tunnels(), links));
