@@ -83,7 +83,7 @@ impl Combined {
         nodes: usize,
         out: &mut Vec<u8>,
     ) -> (Vec<String>, bool) {
-        let (mut missing, mut uncounted, mut sums) = (Vec::new(), Vec::new(), [0, 0]);
+        let (mut missing, mut uncounted, mut sums) = (Vec::new(), Vec::new(), [0_u64, 0]);
         for Counted { id, name, node, statistics } in &self.interfaces {
             let about = |what: String| format!("{name} on node {node}: {what}");
             let Some(of) = statistics else {
@@ -107,7 +107,7 @@ impl Combined {
             let why = ["were lost", "were not copied because of a rate limit or a budget"];
             for ((sum, of), why) in sums.iter_mut().zip([of.lost, of.limited]).zip(why) {
                 let count = of.unwrap_or_default();
-                *sum += count;
+                *sum = sum.saturating_add(count);
                 if count > 0 {
                     missing.push(about(format!("{count} of {received} packets {why}")));
                 }
