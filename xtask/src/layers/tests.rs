@@ -102,7 +102,7 @@ fn the_core_is_made_of_what_is_pure_and_its_tests_of_anything() {
             { "name": "proptest", "kind": "dev" },
         ] },
     ] });
-    let beyond = beyond(&metadata, &MADE_OF[1]);
+    let beyond = beyond(&metadata, &MADE_OF[2]);
     assert_eq!(beyond.len(), 1, "{beyond:?}");
     assert!(beyond[0].contains("`aya`"), "{beyond:?}");
 }
