@@ -267,7 +267,8 @@ async fn attend(mut stream: UnixStream, control: &Control, mut reports: Reports)
     let _ = timeout(ROUND, reports.wait_for(|report| !report.rings.contains(&id))).await;
     // This tells a program that has let go that no more packets arrive. Then it closes the connection.
     if stream.shutdown().await.is_ok() {
-        let _ = timeout(PATIENCE, stream.read_u8()).await;
+        // A recorder may have sent another report in the meantime.
+        let _ = timeout(PATIENCE, tokio::io::copy(&mut stream, &mut tokio::io::sink())).await;
     }
     control.forget(&target, id);
     served

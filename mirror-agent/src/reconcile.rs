@@ -402,6 +402,8 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
             failures.extend(failed);
             looks += 1;
             if !has_changed || looks == MOST_LOOKS {
+                // Not every change of a pod's devices is an event on the node.
+                self.schedule.after(has_changed.then_some(RETRY.0), "devices have changed");
                 self.devices.note(&seen.links, &seen.actual);
                 return Ok(seen);
             }

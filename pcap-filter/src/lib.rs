@@ -62,7 +62,7 @@ impl FilterError {
     pub fn too_large(text: &str) -> Self {
         let reason = format!(
             "the filter is too large: it needs more than {MAX_INSTRUCTIONS} instructions, or longer jumps than the \
-             kernel has; use fewer parts, or several filters"
+             kernel has; use fewer parts"
         );
         Self::at(text, text.len() - text.trim_start().len()..text.trim_end().len(), reason)
     }
@@ -107,7 +107,7 @@ pub fn compile(text: &str) -> Result<Program, FilterError> {
         return Ok(program);
     }
     if work.0 == 0 {
-        let reason = "the filter is too much work to compile: use fewer parts, or several filters";
+        let reason = "the filter is too much work to compile: use fewer parts";
         return Err(FilterError::at(text, expr.span, reason));
     }
     Err(FilterError::too_large(text))

@@ -132,6 +132,33 @@ async fn a_program_that_does_not_close_the_connection_is_not_waited_for() {
     second.await.unwrap().unwrap();
 }
 
+/// The reports of a recorder count until its end. A report that crosses the end of the agent does not free the target.
+#[tokio::test]
+async fn a_recorder_reports_how_full_it_is() {
+    let agent = Agent::ready();
+    let first = agent.ask();
+    agent.readers(1).await;
+    agent.round();
+    let (mut first, _ring, _) = first.await.unwrap().unwrap();
+    let mut fills = agent.control.fills();
+    for used in [70, 80] {
+        let fill = Fill { used, size: 99, reach_ns: 5 };
+        write_line(&mut first, &fill).await.unwrap();
+        fills.wait_for(|fills| *fills == BTreeMap::from([(live(), fill)])).await.unwrap();
+    }
+    agent.control.end();
+    agent.round();
+    fills.wait_for(BTreeMap::is_empty).await.unwrap();
+    write_line(&mut first, &Fill { used: 90, size: 99, reach_ns: 5 }).await.unwrap();
+    let second = agent.ask();
+    settle().await;
+    assert!(agent.control.watch().borrow().rings().is_empty(), "the first program is still connected");
+    drop(first);
+    agent.readers(1).await;
+    agent.round();
+    second.await.unwrap().unwrap();
+}
+
 #[tokio::test]
 async fn a_ring_that_cannot_be_written_is_told() {
     let agent = Agent::ready();

@@ -122,13 +122,9 @@ impl Devices {
         self.tried.get(&device)?.1.as_ref().err()
     }
 
-    /// Removes the changes that are not due yet, and forgets the attempts at relay devices that are no longer `needed`.
-    fn keep_due(&mut self, changes: &mut Vec<LinkChange>, needed: &BTreeSet<NetnsId>, links: &LinkSnapshot) {
-        self.tried.retain(|device, _| match device {
-            Made::Tunnel(_) => true,
-            Made::Hub => !needed.is_empty(),
-            Made::Relay(netns) => needed.contains(netns),
-        });
+    /// Removes the changes that are not due yet, and forgets the attempts at devices that are no longer `needed`.
+    fn keep_due(&mut self, changes: &mut Vec<LinkChange>, needed: &BTreeSet<Made>, links: &LinkSnapshot) {
+        self.tried.retain(|device, _| needed.contains(device));
         let wait = |change: &LinkChange| {
             let (at, made) = self.tried.get(&made(change, links)?)?;
             let wait = if made.is_ok() { REST } else { AGAIN };
@@ -136,7 +132,7 @@ impl Devices {
         };
         self.wait = changes.iter().filter_map(wait).min();
         changes.retain(|change| wait(change).is_none());
-        // The relay hub is deleted in the round after its last relay device.
+        // If the deletion fails, no event shows when it can succeed.
         if changes.iter().any(|change| matches!(change, LinkChange::DeleteExit(_))) {
             self.wait = Some(REST.min(self.wait.unwrap_or(REST)));
         }
@@ -178,7 +174,11 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
         }
         changes.extend(self.mirrors.changes(links));
         changes.extend(tunnel::changes(self.policy.tunnels(), links));
-        self.devices.keep_due(&mut changes, &needed, links);
+        let relays = needed.iter().map(|netns| Made::Relay(*netns));
+        let tunnels = self.policy.tunnels().map(|(_, tunnel)| Made::Tunnel(tunnel.device()));
+        let hub = (!needed.is_empty()).then_some(Made::Hub);
+        let with_delay = relays.chain(tunnels).chain(hub).collect();
+        self.devices.keep_due(&mut changes, &with_delay, links);
         self.devices.left.clear();
         let (mut has_changed, mut failures) = (false, BTreeSet::new());
         for change in &changes {

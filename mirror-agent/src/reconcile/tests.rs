@@ -63,6 +63,8 @@ struct Table {
     applied: Vec<LinkChange>,
     is_broken: bool,
     refuses_exits: bool,
+    /// Another process deletes each mirror interface at once.
+    loses_mirrors: bool,
     refuses_deletions: bool,
     /// A NIC that a pod gets while the next change is carried out, with the UID of the pod.
     comes: Option<(String, Link)>,
@@ -110,6 +112,7 @@ impl LinkTable for Table {
             inside.for_each(|inside| change(&mut inside.links));
         };
         match change {
+            LinkChange::CreateMirror { .. } if self.loses_mirrors => {}
             LinkChange::CreateMirror { name, mtu, .. } => {
                 let is_free = |ifindex: &u32| !self.links.host.contains_key(&IfIndex(*ifindex));
                 let ifindex = (90..).step_by(2).find(is_free).unwrap();
@@ -245,6 +248,37 @@ async fn chosen_pods_are_tapped_and_the_mirror_interface_is_made() {
         [LinkChange::CreateMirror { name: "mirror0".into(), mtu: 65535, offloads: true }]
     );
     assert_eq!(target(&world).ifindex, Some(IfIndex(90)));
+}
+
+/// A round neither waits for such a device nor spins, and the device is there soon after the other process stops.
+#[tokio::test(start_paused = true)]
+async fn a_device_that_another_process_deletes_at_once_does_not_hold_the_loop() {
+    let mut world = world();
+    add_pod(&mut world, 1);
+    world.links.loses_mirrors = true;
+    let looks = |world: &World| world.links.asked.len();
+    world.round().await.unwrap();
+    assert_eq!((looks(&world), world.links.applied.len()), (MOST_LOOKS, MOST_LOOKS));
+    run_for(&mut world, Duration::from_secs(1)).await.unwrap();
+    let few = MOST_LOOKS * 4..MOST_LOOKS * 12;
+    assert!(few.contains(&looks(&world)), "{} looks in a second, without an event", looks(&world));
+    assert_eq!((tapped(&world), target(&world).ifindex), (vec![11], None), "the rest goes on");
+    world.links.loses_mirrors = false;
+    run_for(&mut world, Duration::from_millis(200)).await.unwrap();
+    assert_eq!(target(&world).ifindex, Some(IfIndex(90)));
+}
+
+/// An agent was killed while it created the relay hub, and the next one needs none.
+#[tokio::test(start_paused = true)]
+async fn a_half_made_hub_without_need_is_deleted_once() {
+    let mut world = world();
+    add_pod(&mut world, 1);
+    let ifindex = mirror_core::model::FIRST_IFINDEX;
+    let hub = Link { name: exit::HUB.into(), ifindex, up: false, ..link(1, LinkKind::Dummy) };
+    world.links.links.host.insert(ifindex, hub);
+    run_for(&mut world, Duration::from_secs(1)).await.unwrap();
+    let deleted = world.links.applied.iter().filter(|change| **change == LinkChange::Delete(ifindex));
+    assert_eq!((deleted.count(), world.links.applied.len()), (1, 2), "and the mirror interface is created");
 }
 
 #[tokio::test(start_paused = true)]

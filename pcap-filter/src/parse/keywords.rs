@@ -80,8 +80,8 @@ fn protocol(word: &str) -> Option<Protocol> {
 /// Why a keyword of libpcap is not supported. `None`: libpcap has no such keyword.
 fn unsupported(word: &str) -> Option<&'static str> {
     Some(match word {
-        "inbound" | "outbound" => "the direction of a packet is not in its bytes",
-        "ifindex" => "the device of a packet is not in its bytes",
+        "inbound" | "outbound" => "a filter sees no direction: choose the direction in its own setting",
+        "ifindex" => "a filter sees no device: choose the device in its own setting",
         "gateway" => "this needs the name of a host, and names are not looked up",
         "ppp" | "slip" | "fddi" | "tr" | "wlan" => "the packets here are Ethernet frames; write ether",
         "type" | "subtype" | "dir" | "direction" | "addr1" | "address1" | "addr2" | "address2" | "addr3"
