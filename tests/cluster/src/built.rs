@@ -72,6 +72,12 @@ pub fn has_programs() -> bool {
     Binaries::locate().is_ok_and(|binaries| binaries.built("kubelet").exists())
 }
 
+/// Whether a process of the cluster runs on this machine.
+pub fn is_running() -> bool {
+    let mut names = control::COMPONENTS.into_iter().chain(node::COMPONENTS);
+    names.any(|name| component::process(name).is_some())
+}
+
 /// Starts the components that do not run. With `api_only`, the components are etcd and the API server. Without `cni`,
 /// pods are wired as in the present cluster, or by a bridge.
 pub fn up(api_only: bool, cni: Option<Cni>) -> Result<()> {

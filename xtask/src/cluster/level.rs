@@ -39,7 +39,7 @@ pub(crate) struct Given {
 
 /// Returns an error if this machine cannot run the level `api`.
 pub(crate) fn can_run_api() -> Result<()> {
-    if let Some(mode @ Mode::Node(_)) = Mode::present()? {
+    if let Some(mode @ Mode::Node(_)) = running()? {
         bail!("there is a cluster ({mode}), which is in the way: `cargo xtask cluster down` removes it");
     }
     built::can_be_brought()
@@ -54,10 +54,22 @@ pub(crate) fn can_run(given: Option<&Given>) -> Result<()> {
     }
 }
 
+/// The kind of the running cluster. Removes what is left of a cluster whose processes were killed, as a run of CI is
+/// when its time is up: no story can use it.
+fn running() -> Result<Option<Mode>> {
+    let present = Mode::present()?;
+    if present.is_some() && !built::is_running() {
+        step("removing a cluster that no longer runs");
+        built::down()?;
+        return Ok(None);
+    }
+    Ok(present)
+}
+
 /// Runs `test` with an API server. If the server already runs, it is used and keeps running. Benches use this too.
 pub(crate) fn with_api(test: &mut Command) -> Result<()> {
     can_run_api()?;
-    let is_up = Mode::present()?.is_some();
+    let is_up = running()?.is_some();
     let outcome = built::up(true, None).and_then(|()| test.env("KUBECONFIG", built::KUBECONFIG).run());
     if is_up {
         return outcome;
@@ -74,7 +86,7 @@ pub(crate) fn run(test: impl Fn() -> Command, given: Option<&Given>, arguments: 
     if let Some(given) = given {
         return on_existing(given, &image, test, arguments);
     }
-    match Mode::present()? {
+    match running()? {
         Some(mode @ Mode::Node(cni)) if !is_ci() => {
             step(&format!(
                 "using the cluster that there is ({mode}), and leaving it up; with this wiring alone"
@@ -94,7 +106,7 @@ pub(crate) fn run(test: impl Fn() -> Command, given: Option<&Given>, arguments: 
 pub(crate) fn run_with(cni: Cni, test: Command, arguments: &[String]) -> Result<()> {
     let wanted = Mode::Node(cni);
     let image = image::build(Arch::host()?, portable::TEST, &target(&format!("level-{wanted}.tar")))?;
-    match Mode::present()? {
+    match running()? {
         Some(mode) if mode == wanted && !is_ci() => {
             step(&format!("using the cluster that there is ({mode}), and leaving it up"));
             built::up(false, Some(cni))?;
