@@ -6,11 +6,11 @@ use std::{collections::BTreeSet, time::Duration};
 
 use tokio::time::Instant;
 
-use super::{Reconciler, log::log_op};
+use super::{Reconciler, log::log_op, memory::Decision};
 use crate::{
     dataplane::{Dataplane, says_gone},
     links::LinkTable,
-    model::{Actual, Desired, Device, Op, Program},
+    model::{Actual, Device, Op},
     plan::Failures,
     pods::PodSource,
     report::Report,
@@ -27,30 +27,30 @@ pub(super) struct Carried {
     pub(super) of_devices: BTreeSet<String>,
     /// The devices with unfinished ops.
     pub(super) incomplete: BTreeSet<Device>,
+    /// The time of the round did not suffice.
+    pub(super) is_behind: bool,
 }
 
 impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
-    /// Carries out the ops of a plan, as far as they succeed and as the time of this round suffices. Attaches nothing
-    /// at the `resting` hooks.
+    /// Carries out the ops of a decision, as far as they succeed and as the time of this round suffices. Attaches
+    /// nothing at the `resting` hooks.
     pub(super) async fn carry_out(
         &mut self,
-        ops: &[Op],
-        resting: &BTreeSet<(Device, Program)>,
-        desired: &Desired,
+        Decision { desired, ops, resting, .. }: &Decision,
         actual: &Actual,
         report: &mut Report,
     ) -> Carried {
-        self.backoff.keep(ops);
+        self.memory.backoff.keep(ops);
         report.unwritten.clear();
         let mut carried = Carried::default();
-        let Carried { of_devices, incomplete } = &mut carried;
+        let Carried { of_devices, incomplete, is_behind } = &mut carried;
         let mut failures = Failures::none(ops, actual);
         let mut spent = Duration::ZERO;
         // The ops of a device are consecutive. They are logged when all of them have succeeded.
         for ops in ops.chunk_by(|a, b| a.device() == b.device()) {
             let device = ops.first().and_then(Op::device);
-            let held = device.and_then(|device| self.backoff.why(device, ops, Instant::now()));
-            self.is_behind |= held.is_none() && spent >= SLICE;
+            let held = device.and_then(|device| self.memory.backoff.why(device, ops, Instant::now()));
+            *is_behind |= held.is_none() && spent >= SLICE;
             if held.is_some() || spent >= SLICE {
                 of_devices.extend(held.into_iter().flatten().cloned());
                 incomplete.extend(device);
@@ -89,7 +89,13 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
             if !errors.is_empty() {
                 match device {
                     Some(device) => {
-                        of_devices.extend(self.backoff.failed(device, ops, errors, has_gone, Instant::now()));
+                        of_devices.extend(self.memory.backoff.failed(
+                            device,
+                            ops,
+                            errors,
+                            has_gone,
+                            Instant::now(),
+                        ));
                     }
                     None => report.failures.extend(errors),
                 }
@@ -98,7 +104,7 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
             // The time of failed ops does not count, or a slow failure would starve all other devices.
             spent += chunk_began.elapsed();
             if !is_whole {
-                device.into_iter().for_each(|device| self.backoff.forget(device));
+                device.into_iter().for_each(|device| self.memory.backoff.forget(device));
                 continue;
             }
             ops.iter().for_each(|op| log_op(op, desired, actual));

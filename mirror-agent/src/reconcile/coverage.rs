@@ -66,7 +66,7 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
     /// the report already has the new numbers.
     pub(super) async fn read_counters(&mut self) -> bool {
         let began = Instant::now();
-        let (devices, places) = self.coverage.places();
+        let (devices, places) = self.memory.coverage.places();
         let before = self.dataplane.seen(&devices);
         let carried = self.links.counters(&places).await;
         let after = self.dataplane.seen(&devices);
@@ -79,14 +79,14 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
         };
         let carried = devices.into_iter().zip(carried).filter_map(|(device, of)| Some((device, of?)));
         let carried = carried.collect();
-        let mut has_changed = self.coverage.take(&before, &carried, &after, Instant::now());
-        for (device, is_bypassed) in self.coverage.ingress() {
+        let mut has_changed = self.memory.coverage.take(&before, &carried, &after, Instant::now());
+        for (device, is_bypassed) in self.memory.coverage.ingress() {
             let carried = carried.get(&device).map(|carried| &carried[INGRESS]);
-            has_changed |= self.routes.take(device, carried, is_bypassed);
+            has_changed |= self.memory.routes.take(device, carried, is_bypassed);
         }
-        self.coverage.due = Some(Instant::now() + (began.elapsed() * REST).clamp(EVERY.0, EVERY.1));
+        self.memory.coverage.due = Some(Instant::now() + (began.elapsed() * REST).clamp(EVERY.0, EVERY.1));
         if !has_changed {
-            let coverage = self.coverage.report(&self.routes);
+            let coverage = self.memory.coverage.report(&self.memory.routes);
             let report = Report { coverage, ..Report::clone(&self.report.borrow()) };
             self.report.send_replace(report.into());
         }
@@ -110,13 +110,11 @@ impl Watch {
         links: &LinkSnapshot,
         incomplete: &BTreeSet<Device>,
         coming: &BTreeSet<Device>,
-        shows_redirects: impl FnOnce() -> bool,
+        shows_redirects: bool,
     ) {
         let at = self.began.elapsed();
         let (mut of_pods, mut before) = (BTreeMap::new(), std::mem::take(&mut self.nics));
-        let mut taps = desired.taps.iter().filter(|(_, tap)| tap.owner.pod.is_some()).peekable();
-        let shows_redirects = taps.peek().is_some() && shows_redirects();
-        for (device, tap) in taps {
+        for (device, tap) in desired.taps.iter().filter(|(_, tap)| tap.owner.pod.is_some()) {
             let place = place(*device, tap, links);
             let same = before.remove(device).filter(|watched| {
                 watched.owner.is_same(&tap.owner) && (place.is_none() || watched.place == place)

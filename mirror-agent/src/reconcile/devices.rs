@@ -15,7 +15,7 @@ use mirror_core::{
 };
 use tokio::time::Instant;
 
-use super::{Reconciler, Seen};
+use super::{Reconciler, look::Node};
 use crate::{
     dataplane::Dataplane,
     links::LinkTable,
@@ -156,12 +156,16 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
     /// Creates, changes and deletes devices where necessary. Returns whether a device has changed, and the errors that
     /// concern more than a single pod or target. Without a list, the pods and the MirrorTargets are unknown, so nothing
     /// is deleted, and no pod changes.
-    pub(super) async fn change_devices(&mut self, seen: &Seen, is_listed: bool) -> (bool, BTreeSet<String>) {
-        let Seen { links, actual, selection } = seen;
-        let needed = exit::needed(&selection.taps, &actual.taps, &self.policy);
+    pub(super) async fn change_devices(
+        &mut self,
+        Node { links, actual, .. }: &Node,
+        taps: &BTreeMap<Device, Tap>,
+        is_listed: bool,
+    ) -> (bool, BTreeSet<String>) {
+        let needed = exit::needed(taps, &actual.taps, &self.memory.policy);
         let mut changes = Vec::new();
         if is_listed {
-            let mut names = self.policy.own_devices();
+            let mut names = self.memory.policy.own_devices();
             if !needed.is_empty() || exit::pods_with_exit(links).next().is_some() {
                 names.insert(exit::HUB.to_owned());
             }
@@ -172,24 +176,24 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
             changes.extend(of_relays.filter(|change| !left_behind.contains(change)));
             changes.extend(left_behind);
         }
-        changes.extend(self.mirrors.changes(links));
-        changes.extend(tunnel::changes(self.policy.tunnels(), links));
+        changes.extend(self.memory.mirrors.changes(links));
+        changes.extend(tunnel::changes(self.memory.policy.tunnels(), links));
         let relays = needed.iter().map(|netns| Made::Relay(*netns));
-        let tunnels = self.policy.tunnels().map(|(_, tunnel)| Made::Tunnel(tunnel.device()));
+        let tunnels = self.memory.policy.tunnels().map(|(_, tunnel)| Made::Tunnel(tunnel.device()));
         let hub = (!needed.is_empty()).then_some(Made::Hub);
         let with_delay = relays.chain(tunnels).chain(hub).collect();
-        self.devices.keep_due(&mut changes, &with_delay, links);
-        self.devices.left.clear();
+        self.memory.devices.keep_due(&mut changes, &with_delay, links);
+        self.memory.devices.left.clear();
         let (mut has_changed, mut failures) = (false, BTreeSet::new());
         for change in &changes {
             let done = self.links.apply(change).await.map_err(|error| format!("{error:#}"));
             has_changed |= done.is_ok();
             match (made(change, links), change, done) {
                 (Some(device), _, done) => {
-                    self.devices.tried.insert(device, (Instant::now(), done));
+                    self.memory.devices.tried.insert(device, (Instant::now(), done));
                 }
                 (None, LinkChange::Delete(_) | LinkChange::DeleteExit(_), Err(error)) => {
-                    self.devices.left.insert(error);
+                    self.memory.devices.left.insert(error);
                 }
                 (None, _, Err(error)) => {
                     failures.insert(error);

@@ -35,8 +35,8 @@ impl LogDedup {
         self.failures = failures;
     }
 
-    pub(super) fn bad(&mut self, bad: Vec<BadAnnotation>) -> BTreeSet<BadAnnotation> {
-        let bad: BTreeSet<_> = bad.into_iter().collect();
+    pub(super) fn bad(&mut self, bad: &[BadAnnotation]) -> BTreeSet<BadAnnotation> {
+        let bad: BTreeSet<_> = bad.iter().cloned().collect();
         for bad in bad.difference(&self.bad) {
             let BadAnnotation { pod, key, value, .. } = bad;
             warn!(%pod, key, value, "{bad}");

@@ -127,10 +127,10 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
         links: &LinkSnapshot,
         actual: &Actual,
     ) -> Selection {
-        let mut selection = select(wanted, captures, links, &self.policy);
-        let candidates = with_two_sides(&selection, wanted, links, &self.policy);
+        let mut selection = select(wanted, captures, links, &self.memory.policy);
+        let candidates = with_two_sides(&selection, wanted, links, &self.memory.policy);
         let tells = !candidates.is_empty() && self.links.shows_redirects();
-        let mut before = std::mem::take(&mut self.routes.of);
+        let mut before = std::mem::take(&mut self.memory.routes.of);
         for device in &candidates {
             let Some(tap) = selection.taps.get(device) else { continue };
             let known = before.remove(device).filter(|(owner, _)| owner.is_same(&tap.owner));
@@ -143,36 +143,36 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
                     Route::new(self.cni_at(*device).await, tells, is_inside)
                 }
             };
-            self.routes.of.insert(*device, (tap.owner.clone(), route));
+            self.memory.routes.of.insert(*device, (tap.owner.clone(), route));
         }
-        let inside = candidates.into_iter().filter(|device| self.routes.inside(*device).is_some());
-        see_inside(inside.collect::<Vec<_>>(), &mut selection, links, &self.policy);
+        let inside = candidates.into_iter().filter(|device| self.memory.routes.inside(*device).is_some());
+        see_inside(inside.collect::<Vec<_>>(), &mut selection, links, &self.memory.policy);
         selection
     }
 
     /// Queries the unknown CNIs again, once in a round.
     pub(super) async fn learn_cnis(&mut self) {
-        self.routes.wait = None;
-        let unknown = self.routes.of.iter().filter(|(_, (_, route))| !route.knows_cni());
+        self.memory.routes.wait = None;
+        let unknown = self.memory.routes.of.iter().filter(|(_, (_, route))| !route.knows_cni());
         let unknown: Vec<_> = unknown.map(|(device, _)| *device).collect();
         let began = Instant::now();
         if unknown.is_empty() {
             return;
         }
-        if began < self.routes.due {
-            self.routes.wait = self.routes.is_woken.then(|| self.routes.due - began);
+        if began < self.memory.routes.due {
+            self.memory.routes.wait = self.memory.routes.is_woken.then(|| self.memory.routes.due - began);
             return;
         }
-        self.routes.is_woken = false;
+        self.memory.routes.is_woken = false;
         for device in unknown {
             let Some(cni) = self.cni_at(device).await else { continue };
-            if let Some((owner, route)) = self.routes.of.get_mut(&device) {
+            if let Some((owner, route)) = self.memory.routes.of.get_mut(&device) {
                 let before = route.inside();
                 route.learn(cni);
                 log_change(owner, before, route.inside());
             }
         }
-        self.routes.due = Instant::now() + (began.elapsed() * REST).clamp(EVERY.0, EVERY.1);
+        self.memory.routes.due = Instant::now() + (began.elapsed() * REST).clamp(EVERY.0, EVERY.1);
     }
 
     /// Returns the known CNI that has a program at a device of the node.

@@ -28,9 +28,13 @@ impl Schedule {
         *self = times.fold(*self, |first, new| if new.at < first.at { new } else { first });
     }
 
-    /// Adds a wait from now, if there is one, with its reason.
-    pub(super) fn after(&mut self, wait: impl IntoIterator<Item = Duration>, why: &'static str) {
-        let now = Instant::now();
+    /// Adds a wait from `now`, if there is one, with its reason.
+    pub(super) fn after(
+        &mut self,
+        now: Instant,
+        wait: impl IntoIterator<Item = Duration>,
+        why: &'static str,
+    ) {
         self.at(wait.into_iter().map(|wait| now + wait), why);
     }
 }
@@ -49,7 +53,7 @@ mod tests {
             schedule.at([now + Duration::from_secs(seconds)], why);
             assert_eq!(schedule.why, due);
         }
-        schedule.after([Duration::ZERO], "at once");
+        schedule.after(now, [Duration::ZERO], "at once");
         assert_eq!(schedule.why, "at once");
     }
 }

@@ -1,81 +1,61 @@
 //! The targets of a round: mirror interfaces, collectors, tunnels and streams.
 //!
-//! `mirror_iface`, `collector` and `tunnel` decide; this module calls them, logs and reports. The loop calls it.
+//! `mirror_iface`, `collector` and `tunnel` decide; this module calls them, logs and reports. Pure but for the log.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::Reconciler;
+use super::{
+    look::Node,
+    memory::{Memory, Wishes},
+};
 use crate::{
-    dataplane::Dataplane,
-    links::{LinkTable, PodNetns},
     mirror_iface,
-    model::{Actual, Desired, DeviceTarget, LinkSnapshot, Pod, Target, TargetName, TargetResource},
-    pods::PodSource,
+    model::{Actual, Desired, DeviceTarget, Target, TargetName, TargetResource},
     report::Report,
-    select::{Readers, Wanted},
     settings::Rate,
 };
 use mirror_core::{
     collector,
+    destination::Destination,
     targets::{self, TargetState, Targets},
     tunnel::{self, Blocked},
 };
 
-impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
-    /// Returns the pods whose devices must be read: the wanted ones, the collectors, and those that may have a relay
-    /// device.
-    pub(super) fn pods_to_read(&self, wanted: &[Wanted<'_>], pods: &[Pod]) -> Vec<PodNetns> {
-        let mut nics = BTreeMap::<_, BTreeSet<String>>::new();
-        for wanted in wanted {
-            let names = wanted.expected_nics().map(|(_, name)| name.to_owned());
-            nics.entry(&wanted.pod.id.uid).or_default().extend(names);
-        }
-        let wanted = wanted.iter().map(|wanted| wanted.pod);
-        // A pod without mirrors may still have a relay device, which must be deleted.
-        let with_exits = pods.iter().filter(|pod| self.devices.may_be_in(&pod.id.uid));
-        let collectors = self.policy.collectors().flat_map(|(_, nic)| collector::of(nic, pods));
-        let (mut uids, mut to_read) = (BTreeSet::new(), Vec::new());
-        for pod in wanted.chain(collectors).chain(with_exits).filter(|pod| !pod.host_network) {
-            if uids.insert(&pod.id.uid) {
-                to_read.push(PodNetns {
-                    uid: pod.id.uid.clone(),
-                    path: pod.netns.clone(),
-                    nics: nics.remove(&pod.id.uid).unwrap_or_default(),
-                });
-            }
-        }
-        to_read
-    }
-
-    /// Sets the targets to those that the agent was started with, and the MirrorTargets.
-    pub(super) fn take_listed_targets(&mut self, resources: &[TargetResource]) {
-        self.follow_targets(targets::join(&self.own_targets, resources));
+impl Memory {
+    /// Sets the targets to those that the agent was started with, and the MirrorTargets. Returns all of them.
+    pub(super) fn take_listed_targets(
+        &mut self,
+        resources: &[TargetResource],
+    ) -> &BTreeMap<TargetName, Destination> {
+        self.follow_targets(targets::join(&self.own_targets, resources))
     }
 
     /// Sets the targets, before there is a list, to those that the agent was started with, and the installed ones.
-    pub(super) fn take_installed_targets(&mut self, actual: &Actual) {
+    /// Returns all of them.
+    pub(super) fn take_installed_targets(&mut self, actual: &Actual) -> &BTreeMap<TargetName, Destination> {
         let destination = |target: &Target| target.device().map(|device| device.destination.clone());
         let installed = actual.targets.iter().filter_map(|(name, target)| Some((name, destination(target)?)));
         let all = targets::until_listed(&self.own_targets, installed);
-        self.follow_targets(Targets { all, ..Targets::default() });
+        self.follow_targets(Targets { all, ..Targets::default() })
     }
 
-    fn follow_targets(&mut self, Targets { all, users, max_rates, refused }: Targets) {
+    fn follow_targets(
+        &mut self,
+        Targets { all, users, max_rates, refused }: Targets,
+    ) -> &BTreeMap<TargetName, Destination> {
         self.log.refused_targets(&refused);
         self.mirrors.follow(&all);
-        self.links.follow(&all);
         (self.policy.targets, self.policy.users, self.policy.refused_targets) = (all, users, refused);
         self.max_rates = max_rates;
+        &self.policy.targets
     }
 
     /// Returns the targets with their present state. Adds to `expected` the UIDs of collectors that are found by their
     /// processes, and have no process or no NIC yet.
     pub(super) fn targets(
         &mut self,
-        pods: Option<&[Pod]>,
-        links: &LinkSnapshot,
-        actual: &Actual,
-        readers: &Readers,
+        &Wishes { listed: pods, readers, .. }: &Wishes<'_>,
+        Node { links, actual, .. }: &Node,
         expected: &mut BTreeSet<String>,
         report: &mut Report,
     ) -> BTreeMap<TargetName, Target> {

@@ -9,25 +9,30 @@ mod mirrored;
 mod routes;
 mod targets;
 
-use std::sync::{
-    Arc, Mutex,
-    atomic::{AtomicU32, Ordering},
+use std::{
+    collections::BTreeMap,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicU32, Ordering},
+    },
+    time::Duration,
 };
 
 use mirror_common::verdict::TapKind;
-use mirror_core::{coverage::Carried, destination::Destination};
+use mirror_core::{coverage::Carried, destination::Destination, exit};
 
-use super::{carry_out::SLICE, *};
+use super::{carry_out::SLICE, look::MOST_LOOKS, *};
 use crate::{
     dataplane::fake::Fake,
     links::{NicPlace, PodNetns},
     model::{
-        ALIAS, ActualTap, DeviceTarget, Directions, Ended, HookState, IfIndex, Link, LinkChange, LinkKind,
-        MirrorId, NetnsId, Op, Origin, Owner, Peer, Place, Pod, PodId, PodLinks, Program, Request, Resource,
-        ResourceId, RingId, Selector, Session, Tap, TargetResource,
+        ALIAS, Actual, ActualTap, Device, DeviceTarget, Directions, Ended, HookState, IfIndex, Link,
+        LinkChange, LinkKind, LinkSnapshot, MirrorId, NetnsId, Op, Origin, Owner, Peer, Place, Pod, PodId,
+        PodLinks, Program, Request, Resource, ResourceId, RingId, Selector, Session, Tap, Target, TargetName,
+        TargetResource,
     },
-    select::MIRROR,
-    settings::{KEYS, Settings, parse_filter},
+    select::{Capture, MIRROR, Why},
+    settings::{Budget, KEYS, Rate, Settings, parse_filter},
 };
 
 /// Pods and resources, set by hand.
@@ -698,8 +703,8 @@ async fn a_capture_comes_and_goes() {
 async fn a_stream_is_up_while_a_program_reads_it() {
     let reading = watch::Sender::new(Arc::<Readers>::default());
     let mut world = world_with(reading.subscribe());
-    world.own_targets.insert(live(), Destination::Stream);
-    world.policy.target = live();
+    world.memory.own_targets.insert(live(), Destination::Stream);
+    world.memory.policy.target = live();
     add_pod(&mut world, 1);
     run_for(&mut world, TICK).await.unwrap();
     let session = |world: &World| {
@@ -730,7 +735,7 @@ async fn a_ring_that_cannot_be_written_is_told_with_its_reason() {
     let streams = [(live(), RingId(4))].into();
     let reading = watch::Sender::new(Arc::new(Readers { streams, ..Readers::default() }));
     let mut world = world_with(reading.subscribe());
-    world.own_targets.insert(live(), Destination::Stream);
+    world.memory.own_targets.insert(live(), Destination::Stream);
     let write = Op::SetTarget(live(), Target::Stream(Some(RingId(4))));
     world.dataplane.failures = vec![write; 1000].into();
     add_pod(&mut world, 1);
@@ -751,7 +756,7 @@ async fn a_stream_is_read_before_there_is_a_list_of_pods() {
     let streams = [(live(), RingId(4))].into();
     let reading = watch::Sender::new(Arc::new(Readers { streams, ..Readers::default() }));
     let mut world = world_with(reading.subscribe());
-    world.own_targets.insert(live(), Destination::Stream);
+    world.memory.own_targets.insert(live(), Destination::Stream);
     run_for(&mut world, Duration::from_millis(500)).await.unwrap();
     assert_eq!(world.dataplane.actual.targets[&live()], Target::Stream(Some(RingId(4))));
     assert_eq!(world.report.borrow().rings, [RingId(4)].into());
@@ -761,7 +766,7 @@ async fn a_stream_is_read_before_there_is_a_list_of_pods() {
 #[tokio::test(start_paused = true)]
 async fn a_ring_of_an_earlier_agent_gets_no_more_copies() {
     let mut world = world();
-    world.own_targets.insert(live(), Destination::Stream);
+    world.memory.own_targets.insert(live(), Destination::Stream);
     world.dataplane.actual.targets.insert(live(), Target::Stream(Some(RingId(3))));
     run_for(&mut world, Duration::from_secs(1)).await.unwrap();
     assert_eq!(world.dataplane.actual.targets[&live()], Target::Stream(None));
@@ -776,7 +781,7 @@ async fn other_defaults_of_the_node_begin_no_ended_mirror_again() {
     let rate = Rate { packets: Some(100), bits: None, burst: second };
     for (what, own) in [("of the author", "40"), ("of the node", "")] {
         let mut world = world();
-        world.policy.settings.budget = budget(Some(50));
+        world.memory.policy.settings.budget = budget(Some(50));
         add_pod(&mut world, 1);
         if !own.is_empty() {
             annotate(&mut world, "packets", own);
@@ -791,7 +796,7 @@ async fn other_defaults_of_the_node_begin_no_ended_mirror_again() {
             |policy, _, _| policy.settings.budget = Budget::default(),
         ];
         for change in change {
-            change(&mut world.policy, rate, budget(Some(80)));
+            change(&mut world.memory.policy, rate, budget(Some(80)));
             run_for(&mut world, second).await.unwrap();
             let installed = &world.dataplane.actual.taps[&device(11)];
             assert_eq!(installed.ended.len(), 1, "{what}");
@@ -844,8 +849,8 @@ async fn a_limit_of_the_node_that_was_not_written_is_written_by_the_next_round()
     run_for(&mut world, Duration::from_millis(1)).await.unwrap();
     let before = world.dataplane.actual.ceilings;
     let rate = Rate { packets: Some(100), bits: None, burst: Duration::from_secs(1) };
-    world.policy.limits.max_rate = Some(rate);
-    let wanted = world.policy.limits.ceilings(1);
+    world.memory.policy.limits.max_rate = Some(rate);
+    let wanted = world.memory.policy.limits.ceilings(1);
     world.dataplane.failures = [Op::SetCeilings(Box::new(wanted))].into();
     run_for(&mut world, Duration::from_millis(1)).await.unwrap();
     assert_eq!(world.dataplane.actual.ceilings, before);

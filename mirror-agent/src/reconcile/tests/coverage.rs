@@ -46,7 +46,7 @@ fn reasons(world: &World) -> Vec<&'static str> {
 /// A pod, on a node whose administrator forbids taps inside pods.
 fn world_outside() -> World {
     let mut world = world();
-    world.policy.taps_inside = TapsInside::Off;
+    world.memory.policy.taps_inside = TapsInside::Off;
     add_pod(&mut world, 1);
     world
 }
@@ -86,7 +86,7 @@ async fn a_bypass_is_told_within_seconds_and_so_is_its_end() {
 async fn only_a_direction_that_a_mirror_copies_gives_a_reason() {
     let captures = watch::Sender::new(Arc::<Readers>::default());
     let mut world = world_with(captures.subscribe());
-    world.policy.taps_inside = TapsInside::Off;
+    world.memory.policy.taps_inside = TapsInside::Off;
     add_pod(&mut world, 1);
     let annotations = &mut world.pods.0.as_mut().unwrap()[0].annotations;
     annotations.insert(MIRROR.into(), "egress".into());
@@ -147,14 +147,14 @@ async fn counters_that_cannot_be_read_become_a_doubt_and_a_new_nic_begins_again(
 async fn without_the_tap_of_a_pod_nothing_is_read() {
     let mut world = world();
     world.links.links.host.insert(IfIndex(7), link(7, LinkKind::Veth));
-    world.policy.interfaces = vec!["dev7".into()];
+    world.memory.policy.interfaces = vec!["dev7".into()];
     world.pods.0 = Some(Vec::new());
     run_for(&mut world, TICK).await.unwrap();
-    assert_eq!((tapped(&world), world.coverage.due()), (vec![7], None));
+    assert_eq!((tapped(&world), world.memory.coverage.due()), (vec![7], None));
     add_pod(&mut world, 1);
     run_for(&mut world, Duration::from_secs(1)).await.unwrap();
-    assert!(world.coverage.due().is_some());
+    assert!(world.memory.coverage.due().is_some());
     world.pods.0 = Some(Vec::new());
     run_for(&mut world, Duration::from_secs(1)).await.unwrap();
-    assert_eq!((world.coverage.due(), world.report.borrow().coverage.len()), (None, 0));
+    assert_eq!((world.memory.coverage.due(), world.report.borrow().coverage.len()), (None, 0));
 }

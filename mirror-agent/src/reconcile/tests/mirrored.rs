@@ -30,7 +30,7 @@ async fn mirrors_that_are_wanted_are_reported_and_those_that_were_found() {
     let (captures, reading) = watch::channel(Arc::default());
     let mut world = world_with(reading);
     // Everything is mirrored by policy, and one pod by its annotation as well.
-    world.policy.enable_mirror = true;
+    world.memory.policy.enable_mirror = true;
     add_pod(&mut world, 1);
     add_pod(&mut world, 2);
     world.pods.0.as_mut().unwrap()[1].annotations.clear();
@@ -51,7 +51,7 @@ async fn mirrors_that_are_wanted_are_reported_and_those_that_were_found() {
     // Another agent takes over.
     let before = world;
     let mut world = world_with(watch::channel(Arc::default()).1);
-    (world.links, world.dataplane, world.policy) = (before.links, before.dataplane, before.policy);
+    (world.links, world.dataplane, world.memory.policy) = (before.links, before.dataplane, before.memory.policy);
     run_for(&mut world, SOON).await.unwrap();
     assert_eq!(reported(&world), [vec![], stands.clone()]);
     world.pods.0 = before.pods.0;
@@ -72,7 +72,7 @@ async fn mirrors_that_are_wanted_are_reported_and_those_that_were_found() {
     let covered: Vec<_> = of_all.covered.iter().map(|pod| pod.name.as_str()).collect();
     let others: Vec<_> = of_all.not_covered.iter().map(|of| (of.pod.name.as_str(), of.reason)).collect();
     assert_eq!((covered, others), (vec!["pod-1"], vec![("pod-2", "Ended")]));
-    world.found = None;
+    world.memory.found = None;
     run_for(&mut world, SOON).await.unwrap();
     let both = with_all("Ended(Packets)");
     assert_eq!(reported(&world), [both.clone(), both]);

@@ -303,7 +303,7 @@ async fn an_agent_or_a_pod_that_wants_no_tap_inside_gets_the_reason() {
     annotate(&mut world, "pod-side-taps", "auto");
     traffic.passes(&mut world, 0, 9, 6).await;
     assert_eq!((sides(&world), reasons(&world)), (INSIDE, vec![]));
-    world.policy.taps_inside = TapsInside::Off;
+    world.memory.policy.taps_inside = TapsInside::Off;
     traffic.passes(&mut world, 0, 9, 3).await;
     traffic.passes(&mut world, 0, 9, 3).await;
     traffic.passes(&mut world, 0, 9, 3).await;

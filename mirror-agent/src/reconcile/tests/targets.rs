@@ -68,7 +68,7 @@ async fn a_mirror_target_comes_changes_and_goes() {
         [("default", "mirror0"), ("ids", "ids0")].map(|(a, b)| (a.into(), b.into()))
     );
     assert_eq!(made(&world), ["ids0".to_owned(), "mirror0".to_owned()].into());
-    assert_eq!(world.links.followed, world.policy.targets);
+    assert_eq!(world.links.followed, world.memory.policy.targets);
 
     world.pods.2 = vec![resource("ids", "ids1")];
     run_for(&mut world, SOON).await.unwrap();
@@ -152,7 +152,7 @@ async fn a_mirror_target_that_cannot_be_stops_no_agent_and_says_why() {
         unreached.len() == 1 && unreached[0].starts_with("ids: lo cannot be the mirror interface"),
         "{unreached:?}"
     );
-    assert!(world.policy.refused_targets.contains_key(&name("bad")));
+    assert!(world.memory.policy.refused_targets.contains_key(&name("bad")));
     let [bad, ids] = &report.targets[..] else { panic!("{report:?}") };
     assert_eq!((bad.name.clone(), bad.uid.as_str(), bad.generation), (name("bad"), "uid-bad", 1));
     let why = "mirror0 is already the destination of target default".to_owned();
