@@ -22,6 +22,8 @@ pub(crate) struct Fake {
     pub(crate) tried: Vec<Op>,
     /// Ops that fail, once for each time that they are listed here.
     pub(crate) failures: VecDeque<Op>,
+    /// The number of the next ops that fail, whichever they are.
+    pub(crate) fails: usize,
     /// Makes these failures say that the device no longer exists.
     pub(crate) says_gone: bool,
     /// The duration of each op.
@@ -44,6 +46,7 @@ impl Default for Fake {
             actual: Actual::empty(Capacity { taps: 100, sessions: 800, filters: 100, instructions: 100_000 }),
             tried: Vec::new(),
             failures: VecDeque::new(),
+            fails: 0,
             says_gone: false,
             takes: Duration::ZERO,
             look_due: None,
@@ -80,8 +83,12 @@ impl Dataplane for Fake {
     async fn apply(&mut self, op: &Op) -> anyhow::Result<()> {
         self.tried.push(op.clone());
         tokio::time::sleep(self.takes).await;
-        if let Some(position) = self.failures.iter().position(|failure| failure == op) {
-            self.failures.remove(position);
+        let listed = self.failures.iter().position(|failure| failure == op);
+        if listed.is_some() || self.fails > 0 {
+            match listed {
+                Some(position) => drop(self.failures.remove(position)),
+                None => self.fails -= 1,
+            }
             let error = if self.says_gone {
                 Error::from_raw_os_error(libc::ENODEV)
             } else {

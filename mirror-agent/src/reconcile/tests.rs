@@ -5,6 +5,7 @@
 
 mod coverage;
 mod deleted;
+mod histories;
 mod mirrored;
 mod routes;
 mod targets;

@@ -51,7 +51,8 @@ async fn mirrors_that_are_wanted_are_reported_and_those_that_were_found() {
     // Another agent takes over.
     let before = world;
     let mut world = world_with(watch::channel(Arc::default()).1);
-    (world.links, world.dataplane, world.memory.policy) = (before.links, before.dataplane, before.memory.policy);
+    (world.links, world.dataplane, world.memory.policy) =
+        (before.links, before.dataplane, before.memory.policy);
     run_for(&mut world, SOON).await.unwrap();
     assert_eq!(reported(&world), [vec![], stands.clone()]);
     world.pods.0 = before.pods.0;
