@@ -23,7 +23,7 @@ mod targets;
 
 use std::{collections::BTreeSet, future::Future, sync::Arc, time::Duration};
 
-use memory::{Memory, Wishes};
+use memory::{Inputs, Memory};
 use pace::Pace;
 use refused::Refused;
 use schedule::Schedule;
@@ -235,19 +235,19 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
 
         let look = self.look(pods.as_deref(), &choice.wanted, &readers.captures, &mut report.failures);
         let (node, selection) = look.await?;
-        let wishes = Wishes {
+        let inputs = Inputs {
             listed: listed.as_deref(),
             resources: &resources,
             mirror_targets: &mirror_targets,
             readers: &readers,
             choice,
         };
-        let decision = self.memory.decide(&wishes, &node, selection, report, Instant::now());
+        let decision = self.memory.decide(&inputs, &node, selection, report, Instant::now());
         let mut carried = self.carry_out(&decision, &node.actual, report).await;
         self.is_behind = carried.is_behind;
         let mut of_devices = std::mem::take(&mut carried.of_devices);
         of_devices.extend(self.memory.devices.left().iter().cloned());
-        self.memory.conclude(wishes, &node, decision, carried, report, Instant::now());
+        self.memory.conclude(inputs, &node, decision, carried, report, Instant::now());
         Ok(of_devices)
     }
 }

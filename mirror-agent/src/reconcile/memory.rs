@@ -69,8 +69,8 @@ pub(super) struct Memory {
     pub(super) schedule: Schedule,
 }
 
-/// The wishes of a round: pods, resources and readers, and the mirrors that follow from them.
-pub(super) struct Wishes<'a> {
+/// The inputs of a round: pods, resources and readers, and the mirrors that follow from them.
+pub(super) struct Inputs<'a> {
     /// The listed pods; `None` before the first list.
     pub(super) listed: Option<&'a [Pod]>,
     pub(super) resources: &'a [Resource],
@@ -119,7 +119,7 @@ impl Memory {
     /// Returns the state to install, and the ops that lead to it from the state of the node.
     pub(super) fn decide(
         &mut self,
-        wishes: &Wishes<'_>,
+        inputs: &Inputs<'_>,
         node: &Node,
         mut selection: Selection,
         report: &mut Report,
@@ -127,12 +127,12 @@ impl Memory {
     ) -> Decision {
         let Node { links, actual, .. } = node;
         report.found = Arc::clone(self.found.get_or_insert_with(|| Arc::new(found(actual))));
-        let mut expected = expected::of(&wishes.choice.wanted, &selection.skipped);
+        let mut expected = expected::of(&inputs.choice.wanted, &selection.skipped);
         selection.skipped.retain(|skipped| {
             let is_deleted = skipped.pod.as_ref().is_some_and(|pod| self.deleted.has(pod));
             !(is_deleted && skipped.why.is_passing())
         });
-        let targets = self.targets(wishes, node, &mut expected, report);
+        let targets = self.targets(inputs, node, &mut expected, report);
         let devices = links.host.keys().copied().collect();
         let wait = self.expected.wait(expected, devices, now);
         self.schedule.after(now, wait, "a pod is expected");
@@ -142,7 +142,7 @@ impl Memory {
         exit::stay_without(&mut selection.taps, &actual.taps, &self.policy);
         let hub = exit::hub(links).map(|hub| hub.ifindex);
         let (desired, Plan { ops, unfit, coming }) =
-            self.plan(targets, selection.taps, hub, actual, wishes.listed.is_some());
+            self.plan(targets, selection.taps, hub, actual, inputs.listed.is_some());
         let mut sessions = desired.taps.values().flat_map(|tap| tap.sessions.values());
         let may_end = sessions.any(|session| session.settings.budget != Budget::default());
         self.schedule.after(now, may_end.then_some(BUDGET_TICK), "a session may use up its budget");
@@ -187,7 +187,7 @@ impl Memory {
     /// Completes the report of a round after its ops.
     pub(super) fn conclude(
         &mut self,
-        wishes: Wishes<'_>,
+        inputs: Inputs<'_>,
         Node { links, actual, shows_redirects }: &Node,
         decision: Decision,
         Carried { mut incomplete, is_behind, .. }: Carried,
@@ -195,7 +195,7 @@ impl Memory {
         now: Instant,
     ) {
         let Decision { desired, resting, rests_until, coming, misfits, skipped, .. } = decision;
-        let Wishes { listed, resources, mirror_targets, readers, choice } = wishes;
+        let Inputs { listed, resources, mirror_targets, readers, choice } = inputs;
         let rests = resting.iter().any(|(device, _)| incomplete.contains(device));
         self.schedule.at(rests_until.filter(|_| rests), "a removed program is attached again");
         let is_moving = !coming.is_subset(&incomplete);

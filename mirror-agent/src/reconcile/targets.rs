@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::{
     look::Node,
-    memory::{Memory, Wishes},
+    memory::{Inputs, Memory},
 };
 use crate::{
     mirror_iface,
@@ -54,7 +54,7 @@ impl Memory {
     /// processes, and have no process or no NIC yet.
     pub(super) fn targets(
         &mut self,
-        &Wishes { listed: pods, readers, .. }: &Wishes<'_>,
+        &Inputs { listed: pods, readers, .. }: &Inputs<'_>,
         Node { links, actual, .. }: &Node,
         expected: &mut BTreeSet<String>,
         report: &mut Report,

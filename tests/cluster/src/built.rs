@@ -39,7 +39,7 @@ use binaries::Binaries;
 pub(crate) use control::apply;
 pub use images::BUSYBOX;
 use state::Lock;
-pub use state::{Cni, KUBECONFIG, Mode};
+pub use state::{Cni, KUBECONFIG, MANIFESTS, Mode};
 
 const NODE: &str = "podmirror-node";
 /// The node's addresses, on loopback: the same on every machine and in every network. An array here has a value for IPv4

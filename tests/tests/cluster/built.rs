@@ -3,3 +3,4 @@
 
 mod outages;
 mod sandboxes;
+mod static_pods;

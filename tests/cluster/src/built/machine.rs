@@ -39,6 +39,10 @@ const BRIDGE_FILTER: &str = "/proc/sys/net/bridge";
 /// The setting that keeps new devices from having IPv6.
 const NO_IPV6: &str = "net/ipv6/conf/default/disable_ipv6";
 
+/// The kubelet's default directory for the logs of pods. podmirror looks there for proof that a static pod is the node's
+/// own.
+pub(super) const POD_LOGS: &str = "/var/log/pods";
+
 /// Directories that the cluster's programs create at fixed paths, innermost first.
 const DIRS: [&str; 15] = [
     "/var/lib/kubelet/device-plugins",
@@ -46,7 +50,7 @@ const DIRS: [&str; 15] = [
     "/var/lib/cni/results",
     "/var/lib/cni",
     "/var/log/containers",
-    "/var/log/pods",
+    POD_LOGS,
     "/run/containerd/s",
     "/run/containerd",
     "/usr/libexec/kubernetes/kubelet-plugins/volume/exec",
@@ -253,6 +257,10 @@ fn remove_files(before: &Value) {
         if fs::read_link(link.path()).is_ok_and(|target| target.starts_with(state::DIR)) {
             let _ = fs::remove_file(link.path());
         }
+    }
+    if absent.contains(&POD_LOGS) {
+        // A kubelet that was killed leaves logs.
+        let _ = fs::remove_dir_all(POD_LOGS);
     }
     for dir in DIRS.into_iter().filter(|dir| absent.contains(dir)) {
         // Not recursive: a directory that is not empty is in use by other software.

@@ -12,7 +12,7 @@ use super::{
     component::{Component, process},
     control::{answers, kubectl, wait_for},
     filter, images,
-    machine::families,
+    machine::{self, families},
     multus, pki,
     state::{self, Cni},
 };
@@ -82,7 +82,7 @@ fn ready_since(binaries: &Binaries) -> Option<String> {
 
 /// Writes the configurations, and the scripts in `bin`.
 fn configure(binaries: &Binaries, cni: Cni) -> Result<()> {
-    for dir in ["bin", "cni/net.d"] {
+    for dir in ["bin", "cni/net.d", "manifests"] {
         fs::create_dir_all(state::path(dir))?;
     }
     let debian = binaries.debian("");
@@ -251,7 +251,8 @@ fn kubelet_config() -> Value {
         "failSwapOn": false,
         "makeIPTablesUtilChains": false,
         "oomScoreAdj": 0,
-        "podLogsDir": state::text("pod-logs"),
+        "podLogsDir": machine::POD_LOGS,
+        "staticPodPath": state::MANIFESTS,
         "volumePluginDir": state::text("volume-plugins"),
         "evictionHard": {
             "memory.available": "50Mi",

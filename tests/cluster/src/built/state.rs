@@ -17,6 +17,8 @@ use super::component::eventually;
 pub(super) const DIR: &str = "/var/lib/podmirror-cluster";
 /// The administrator's kubeconfig.
 pub const KUBECONFIG: &str = "/var/lib/podmirror-cluster/kubeconfig";
+/// The directory for manifests of static pods.
+pub const MANIFESTS: &str = "/var/lib/podmirror-cluster/manifests";
 /// The socket of containerd.
 pub(super) const CONTAINERD: &str = "/var/lib/podmirror-cluster/containerd.sock";
 
