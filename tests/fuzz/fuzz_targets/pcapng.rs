@@ -5,9 +5,9 @@
 
 #[path = "../../../kubectl-mirror/src/tail/blocks.rs"]
 mod blocks;
-#[expect(dead_code, reason = "what only the plugin needs")]
 #[path = "../../../kubectl-mirror/src/tail/combined.rs"]
 mod combined;
+#[expect(dead_code, reason = "what only the plugin needs")]
 #[path = "../../../kubectl-mirror/src/tail/merge.rs"]
 mod merge;
 
