@@ -55,7 +55,7 @@ pub fn filter(args: FilterArgs) -> anyhow::Result<()> {
 /// The file cannot be read, or has packets of another link type.
 pub fn matches(file: impl Read + Send, filter: &Program, mut visit: impl FnMut(u64)) -> anyhow::Result<u64> {
     let mut number = 0;
-    capture::each(file, |Packet { bytes, length, link_type }| {
+    capture::each(capture::BUFFER, file, |Packet { bytes, length, link_type }| {
         number += 1;
         if link_type != ETHERNET {
             bail!("packet {number} is not an Ethernet frame (link type {link_type})");

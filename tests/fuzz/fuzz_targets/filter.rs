@@ -14,7 +14,10 @@ fuzz_target!(|input: (&str, &[u8], u32)| {
     let (expression, packet, more) = input;
     differs_on_segments(expression);
     fields_over_ipv4(expression);
-    let Ok(program) = compile(expression) else { return };
+    let program = match compile(expression) {
+        Ok(program) => program,
+        Err(error) => return assert!(expression.is_char_boundary(error.position), "{error:?}"),
+    };
     let length = u32::try_from(packet.len()).unwrap_or(u32::MAX).saturating_add(more % 65_536);
     program.matches(packet, length);
     program.explain();

@@ -10,5 +10,6 @@ fuzz_target!(|text: &str| {
     if let Ok((name, destination)) = parse_target(text) {
         assert!(!name.to_string().is_empty());
         destination.device();
+        assert_eq!(destination.to_string().parse(), Ok(destination), "{text:?}");
     }
 });

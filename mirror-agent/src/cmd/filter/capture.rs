@@ -11,7 +11,7 @@ use pcap_parser::{
 };
 
 /// Buffer size, and maximum length of a block: a packet is far shorter, a block of names or secrets may be as long.
-const BUFFER: usize = 16 << 20;
+pub(super) const BUFFER: usize = 16 << 20;
 /// Maximum number of interfaces in one section of a pcapng file.
 const MAX_INTERFACES: usize = 1 << 16;
 /// The type of a pcapng block that has been obsolete since 2009, and the same in the other byte order.
@@ -27,12 +27,13 @@ pub(super) struct Packet<'a> {
     pub(super) link_type: i32,
 }
 
-/// Calls `visit` for every packet of the file.
+/// Calls `visit` for every packet of the file. The buffer has `buffer` bytes.
 pub(super) fn each(
+    buffer: usize,
     file: impl Read + Send,
     mut visit: impl FnMut(Packet<'_>) -> anyhow::Result<()>,
 ) -> anyhow::Result<()> {
-    let mut reader = create_reader(BUFFER, file).map_err(|error| match error {
+    let mut reader = create_reader(buffer, file).map_err(|error| match error {
         PcapError::Eof => anyhow!("it is empty"),
         PcapError::Incomplete(_) | PcapError::UnexpectedEof => anyhow!("it is shorter than its header"),
         PcapError::ReadError => anyhow!("it cannot be read"),
@@ -59,7 +60,7 @@ pub(super) fn each(
                 }
             }
             Err(PcapError::BufferTooSmall) => {
-                bail!("it has a block of more than {BUFFER} bytes after packet {count}")
+                bail!("it has a block of more than {buffer} bytes after packet {count}")
             }
             Err(PcapError::UnexpectedEof) => bail!("it ends in the middle of a block after packet {count}"),
             Err(PcapError::ReadError) => bail!("it cannot be read after packet {count}"),

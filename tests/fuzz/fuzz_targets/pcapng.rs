@@ -1,0 +1,146 @@
+//! The streams of two agents, as `kubectl mirror tail` reads and merges them: the division of the bytes does not matter,
+//! what was read can be written and read again, and the file has the packets of both streams.
+
+#![no_main]
+
+#[path = "../../../kubectl-mirror/src/tail/blocks.rs"]
+mod blocks;
+#[path = "../../../kubectl-mirror/src/tail/combined.rs"]
+mod combined;
+#[expect(dead_code, reason = "what only the plugin needs")]
+#[path = "../../../kubectl-mirror/src/tail/merge.rs"]
+mod merge;
+
+use std::time::Duration;
+
+use blocks::{Block, Blocks};
+use combined::Combined;
+use libfuzzer_sys::fuzz_target;
+use merge::{Bounds, Merge};
+use mirror_core::pcapng::{self, Interface, InterfaceId, MAX_TEXT, Section, Writer};
+
+const BOUNDS: Bounds = Bounds { hold: Duration::from_secs(1), bytes: 1000 };
+
+/// Reads a stream whose bytes arrive in these parts.
+fn read(parts: &[&[u8]]) -> (Vec<Block>, Result<bool, &'static str>) {
+    let (mut blocks, mut found) = (Blocks::default(), Vec::new());
+    for part in parts {
+        blocks.push(part);
+        loop {
+            match blocks.next() {
+                Ok(Some(block)) => found.push(block),
+                Ok(None) => break,
+                Err(why) => return (found, Err(why)),
+            }
+        }
+    }
+    (found, Ok(blocks.is_within_a_block()))
+}
+
+/// Writes a block as an agent does.
+fn write(block: &Block) -> Vec<u8> {
+    let mut out = Vec::new();
+    match block {
+        Block::Section(comment) => {
+            Writer::begin(&mut out, &Section { comment: Some(comment), ..Section::default() });
+        }
+        Block::Interface(of) => {
+            let interface = Interface {
+                name: Some(&of.name),
+                description: of.description.as_deref(),
+                filter: of.filter.as_deref(),
+                comment: of.comment.as_deref(),
+                ..Interface::default()
+            };
+            let mut writer = Writer::begin(&mut out, &Section::default());
+            out.clear();
+            writer.interface(&mut out, &interface);
+        }
+        Block::Packet(packet) => out = packet.clone().with_interface(packet.interface),
+        Block::Statistics(of) => {
+            let statistics = pcapng::Statistics {
+                interface: InterfaceId::at(of.interface),
+                time_ns: of.time_ns,
+                start_ns: of.start_ns,
+                end_ns: of.end_ns,
+                received: of.received,
+                dropped: of.lost,
+                accepted: None,
+                limited: of.limited,
+                comment: of.comment.as_deref(),
+            };
+            statistics.write(&mut out);
+        }
+    }
+    out
+}
+
+/// Whether no text of a block is cut when it is written: a character that was invalid becomes longer.
+fn fits(block: &Block) -> bool {
+    let texts = match block {
+        Block::Section(comment) => vec![Some(comment)],
+        Block::Interface(of) => {
+            vec![Some(&of.name), of.description.as_ref(), of.filter.as_ref(), of.comment.as_ref()]
+        }
+        Block::Packet(_) => Vec::new(),
+        Block::Statistics(of) => vec![of.comment.as_ref()],
+    };
+    texts.into_iter().flatten().all(|text| text.len() <= MAX_TEXT)
+}
+
+/// Merges two streams into a file, as `tail` does. Returns the file, and the numbers of its interfaces and packets.
+fn combine(streams: [Vec<Block>; 2]) -> (Vec<u8>, usize, usize) {
+    let (mut combined, mut out) = Combined::begin("fuzz");
+    let mut merge = Merge::new(BOUNDS);
+    let (mut interfaces, mut packets, mut pushed) = (0, 0, 0);
+    for (stream, blocks) in (0..).zip(streams) {
+        merge.open(stream);
+        for block in blocks {
+            match block {
+                Block::Section(_) => {}
+                Block::Interface(of) => {
+                    combined.interface(stream, "node", &of, &mut out);
+                    interfaces += 1;
+                }
+                Block::Packet(packet) => {
+                    let (time_ns, bytes) = (packet.time_ns, packet.block.len());
+                    let packet = combined.packet(stream, packet);
+                    merge.push(stream, time_ns, bytes, (stream, pushed, packet), Duration::ZERO);
+                    pushed += 1;
+                }
+                Block::Statistics(of) => combined.statistics(stream, of),
+            }
+        }
+    }
+    [0, 1].into_iter().for_each(|stream| merge.close(stream));
+    let mut popped = [Vec::new(), Vec::new()];
+    while let Some((stream, number, packet)) = merge.pop(Duration::ZERO) {
+        popped[stream as usize].push(number);
+        packets += usize::from(packet.is_some());
+        out.extend(packet.unwrap_or_default());
+    }
+    assert!((0..pushed).eq(popped.into_iter().flatten()), "each packet once, in the order of its stream");
+    let (lines, _) = combined.end(7, packets as u64, 2, &mut out);
+    assert!(!lines.is_empty());
+    (out, interfaces, packets)
+}
+
+fuzz_target!(|input: (u16, &[u8])| {
+    let (split, bytes) = input;
+    let (first, second) = bytes.split_at_checked(split.into()).unwrap_or((bytes, &[]));
+    let whole = read(&[bytes]);
+    assert_eq!(whole, read(&[first, second]));
+    for block in whole.0.iter().filter(|block| fits(block)) {
+        assert_eq!(read(&[&write(block)]), (vec![block.clone()], Ok(false)));
+    }
+    let (file, interfaces, packets) = combine([first, second].map(|stream| read(&[stream]).0));
+    let (blocks, end) = read(&[&file]);
+    assert_eq!(end, Ok(false));
+    let numbers = blocks.iter().filter_map(|block| match block {
+        Block::Packet(packet) => Some(packet.interface as usize),
+        _ => None,
+    });
+    assert!(numbers.clone().all(|number| number < interfaces));
+    assert_eq!(numbers.count(), packets);
+    assert_eq!(blocks.iter().filter(|block| matches!(block, Block::Interface(_))).count(), interfaces);
+});
