@@ -149,6 +149,9 @@ pub(crate) struct OffArgs {
     /// The name of the Mirror, if it was given to `on`.
     #[arg(long, value_name = "NAME", add = ArgValueCompleter::new(complete::mirrors))]
     pub(crate) name: Option<String>,
+    /// Succeed also if there is no such Mirror.
+    #[arg(long)]
+    pub(crate) ignore_not_found: bool,
     #[command(flatten)]
     pub(crate) change: Change,
 }

@@ -23,13 +23,13 @@ pub(crate) struct Connection {
     #[arg(long, global = true, value_name = "FILE")]
     pub(crate) kubeconfig: Option<PathBuf>,
     /// The context of the kubeconfig [default: the current one].
-    #[arg(long, global = true, value_name = "NAME")]
+    #[arg(long, global = true, value_name = "NAME", add = ArgValueCompleter::new(complete::contexts))]
     pub(crate) context: Option<String>,
     /// The cluster of the kubeconfig [default: that of the context].
-    #[arg(long, global = true, value_name = "NAME")]
+    #[arg(long, global = true, value_name = "NAME", add = ArgValueCompleter::new(complete::clusters))]
     pub(crate) cluster: Option<String>,
     /// The user of the kubeconfig [default: that of the context].
-    #[arg(long, global = true, value_name = "NAME")]
+    #[arg(long, global = true, value_name = "NAME", add = ArgValueCompleter::new(complete::users))]
     pub(crate) user: Option<String>,
     /// The namespace of the pods and Mirrors [default: that of the context].
     #[arg(long, short, global = true, value_name = "NAME", add = ArgValueCompleter::new(complete::namespaces))]
@@ -46,6 +46,12 @@ pub(crate) struct Connection {
     /// Trust any certificate of the API server. The connection is then insecure.
     #[arg(long, global = true)]
     pub(crate) insecure_skip_tls_verify: bool,
+    /// The file with the client's certificate for the API server.
+    #[arg(long, global = true, value_name = "FILE")]
+    pub(crate) client_certificate: Option<String>,
+    /// The file with the key of the client's certificate.
+    #[arg(long, global = true, value_name = "FILE")]
+    pub(crate) client_key: Option<String>,
     /// The bearer token for the API server.
     #[arg(long, global = true, value_name = "TOKEN")]
     pub(crate) token: Option<String>,
@@ -106,6 +112,8 @@ impl Cluster {
             },
             user_fields: AuthInfo {
                 token: of.token.map(Into::into),
+                client_certificate: of.client_certificate,
+                client_key: of.client_key,
                 impersonate: of.as_user,
                 impersonate_groups: of.as_group,
                 impersonate_uid: of.as_uid,

@@ -15,9 +15,11 @@ use clap_complete::engine::{self, CompletionCandidate};
 use kube::{
     Api, ResourceExt as _,
     api::{DynamicObject, ListParams},
+    config::Kubeconfig,
     core::ApiResource,
 };
 use mirror_api::{Mirror, MirrorTarget};
+use mirror_client::{Environment, Options};
 
 use crate::{
     cli::Cli,
@@ -68,12 +70,35 @@ pub(crate) fn objects(word: &OsStr) -> Vec<CompletionCandidate> {
     let word = word.to_string_lossy();
     let (prefix, type_, types) = match (word.split_once('/'), typed.objects.first()) {
         (Some((type_, _)), _) => (format!("{type_}/"), Type::named(type_), &[][..]),
-        (None, Some(first)) => (String::new(), Type::named(first), &[][..]),
+        (None, Some(first)) => {
+            // `tail` takes several pods.
+            let pods = TYPES.first().filter(|_| typed.is_tail && !first.contains('/'));
+            (String::new(), Type::named(first).or(pods), &[][..])
+        }
         (None, None) => (String::new(), TYPES.first(), &TYPES[..]),
     };
     let names = type_.map(|type_| typed.names(type_.resource(), true)).unwrap_or_default();
     let names = names.into_iter().map(|name| format!("{prefix}{name}"));
     matching(&word, names.chain(types.iter().map(Type::to_string)))
+}
+
+pub(crate) fn contexts(word: &OsStr) -> Vec<CompletionCandidate> {
+    of_kubeconfig(word, |of| of.contexts.into_iter().map(|named| named.name).collect())
+}
+
+pub(crate) fn clusters(word: &OsStr) -> Vec<CompletionCandidate> {
+    of_kubeconfig(word, |of| of.clusters.into_iter().map(|named| named.name).collect())
+}
+
+pub(crate) fn users(word: &OsStr) -> Vec<CompletionCandidate> {
+    of_kubeconfig(word, |of| of.auth_infos.into_iter().map(|named| named.name).collect())
+}
+
+fn of_kubeconfig(word: &OsStr, names: fn(Kubeconfig) -> Vec<String>) -> Vec<CompletionCandidate> {
+    let kubeconfig = Typed::read().and_then(|typed| typed.connection.kubeconfig);
+    let options = Options { kubeconfig, ..Options::default() };
+    let read = mirror_client::read_kubeconfig(&options, &Environment::of_process());
+    matching(&word.to_string_lossy(), read.map(names).unwrap_or_default())
 }
 
 pub(crate) fn mirrors(word: &OsStr) -> Vec<CompletionCandidate> {
@@ -100,6 +125,7 @@ fn matching(word: &str, names: impl IntoIterator<Item = String>) -> Vec<Completi
 /// The words before the one to complete, as far as they can be read.
 struct Typed {
     connection: Connection,
+    is_tail: bool,
     objects: Vec<String>,
 }
 
@@ -108,9 +134,11 @@ impl Typed {
         let mut words: Vec<_> = env::args_os().collect();
         words.pop();
         let matches = Cli::command().ignore_errors(true).try_get_matches_from(words).ok()?;
-        let objects = matches.subcommand().and_then(|(_, of)| of.try_get_many::<String>("objects").ok()?);
+        let command = matches.subcommand();
+        let objects = command.and_then(|(_, of)| of.try_get_many::<String>("objects").ok()?);
         let objects = objects.into_iter().flatten().cloned().collect();
-        Some(Self { connection: Connection::from_arg_matches(&matches).ok()?, objects })
+        let is_tail = command.is_some_and(|(name, _)| name == "tail");
+        Some(Self { connection: Connection::from_arg_matches(&matches).ok()?, is_tail, objects })
     }
 
     /// The names of objects of the cluster. The credential helper of a kubeconfig may block, so a thread waits for it.

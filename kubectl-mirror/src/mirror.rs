@@ -44,11 +44,12 @@ pub(crate) async fn on(args: OnArgs, cluster: &Cluster) -> anyhow::Result<()> {
     mirror.metadata.namespace = Some(cluster.namespace.clone());
     mirror.metadata.labels = Some([(LABEL.to_owned(), MANAGER.to_owned())].into());
     let api = cluster.own::<Mirror>();
-    let before = api.get_opt(&name).await?;
+    let is_only_printed = change.dry_run == DryRun::Client;
+    let before = if is_only_printed { None } else { api.get_opt(&name).await? };
     if let Some(before) = &before {
         refuse_others(before)?;
     }
-    if change.dry_run != DryRun::Client {
+    if !is_only_printed {
         let params = PatchParams { dry_run: change.dry_run == DryRun::Server, ..PatchParams::apply(MANAGER) };
         mirror = api.patch(&name, &params, &Patch::Apply(&mirror)).await?;
     }
@@ -57,34 +58,39 @@ pub(crate) async fn on(args: OnArgs, cluster: &Cluster) -> anyhow::Result<()> {
         Some(before) if before.spec == mirror.spec => "unchanged",
         Some(_) => "configured",
     };
-    say(mirror, done, &change)
+    let line = format!("{} {done}", Resource::from(&mirror).resource());
+    say(mirror, &line, &change)
 }
 
 /// Deletes the Mirror.
 pub(crate) async fn off(args: OffArgs, cluster: &Cluster) -> anyhow::Result<()> {
     let (api, name) = (cluster.own::<Mirror>(), args.named()?);
-    let mirror = api.get(&name).await?;
+    let mirror = match api.get(&name).await {
+        Err(kube::Error::Api(status)) if args.ignore_not_found && status.code == 404 => return Ok(()),
+        mirror => mirror?,
+    };
     refuse_others(&mirror)?;
     if args.change.dry_run != DryRun::Client {
         let preconditions = Some(Preconditions { uid: mirror.uid(), resource_version: None });
         let dry_run = args.change.dry_run == DryRun::Server;
         api.delete(&name, &DeleteParams { dry_run, preconditions, ..DeleteParams::default() }).await?;
     }
-    say(mirror, "deleted", &args.change)
+    let resource = Resource::from(&mirror);
+    let line = format!("{} \"{name}\" deleted from {} namespace", resource.type_(), cluster.namespace);
+    say(mirror, &line, &args.change)
 }
 
 /// Prints what was done, as kubectl does.
-fn say(mut mirror: Mirror, done: &str, Change { dry_run, output }: &Change) -> anyhow::Result<()> {
+fn say(mut mirror: Mirror, line: &str, Change { dry_run, output }: &Change) -> anyhow::Result<()> {
     mirror.metadata.managed_fields = None;
-    let resource = Resource::from(&mirror).resource();
     let dry_run = match dry_run {
         DryRun::None => "",
         DryRun::Client => " (dry run)",
         DryRun::Server => " (server dry run)",
     };
     print(&match output {
-        None => format!("{resource} {done}{dry_run}\n"),
-        Some(Output::Name) => format!("{resource}\n"),
+        None => format!("{line}{dry_run}\n"),
+        Some(Output::Name) => format!("{}\n", Resource::from(&mirror).resource()),
         Some(output) => object(&mirror, output)?,
     })
 }

@@ -27,9 +27,14 @@ impl Resource<'_> {
         self.metadata.name.as_deref().unwrap_or_default()
     }
 
-    /// Its resource and name, as kubectl prints them.
+    /// Its type, as kubectl prints it.
+    pub(crate) fn type_(&self) -> String {
+        format!("{}.{GROUP}", self.kind.to_lowercase())
+    }
+
+    /// Its type and name, as kubectl prints them.
     pub(crate) fn resource(&self) -> String {
-        format!("{}.{GROUP}/{}", self.kind.to_lowercase(), self.name())
+        format!("{}/{}", self.type_(), self.name())
     }
 
     /// Its kind, and its name with the namespace.

@@ -16,9 +16,6 @@
 //! `--no-follow`, it ends with them; then packets wait for those of all nodes ([`PAST`]).
 
 mod agents;
-mod blocks;
-mod combined;
-mod merge;
 mod past;
 mod pods;
 mod request;
@@ -33,7 +30,13 @@ use std::{
 };
 
 use anyhow::{Context as _, bail};
-use mirror_core::{pcapng::NO_PAST, status::printable};
+use mirror_capture::{
+    blocks::{Block, Blocks},
+    combined::Combined,
+    merge::{Bounds, Merge, StreamId},
+    pcapng::NO_PAST,
+};
+use mirror_core::status::printable;
 use tokio::{
     sync::{mpsc, watch},
     task::JoinSet,
@@ -42,9 +45,6 @@ use tokio::{
 
 use self::{
     agents::{Link, News, What},
-    blocks::{Block, Blocks},
-    combined::Combined,
-    merge::{Bounds, Merge, StreamId},
     past::Past,
     pods::{Pods, Seen},
     request::Request,

@@ -162,6 +162,7 @@ impl MirrorArgs {
 
 /// `mirror-agent run`.
 #[derive(Debug, Args)]
+#[command(mut_args = boolean::spaced)]
 pub struct RunArgs {
     /// File with Kubernetes Pod objects (YAML or JSON, or a List), as `kubectl get pod -o yaml` prints them;
     /// watched for changes [default: the pods of this node in the Kubernetes API].
@@ -270,7 +271,7 @@ fn stream_listen(text: &str) -> Result<Listen, String> {
 #[derive(Debug, Args)]
 pub struct AttachArgs {
     /// The interfaces to mirror.
-    #[arg(required = true, value_name = "IFACE", value_parser = device_name)]
+    #[arg(required = true, value_name = "IFACE", value_parser = boolean::interface)]
     pub interfaces: Vec<String>,
     /// Direction of the packets, as seen from the interface: ingress for received packets, egress for sent
     /// packets.

@@ -108,6 +108,7 @@ pub async fn run(
     let Identity { namespace, lease, holder, duration } = identity;
     let mut lease = Lease::new(client.clone(), (&namespace, lease), holder.clone(), duration, health);
     let mut stop = pin!(stop);
+    metrics.writes_begin(&[Mirror::kind(&()), ClusterMirror::kind(&()), MirrorTarget::kind(&())]);
     loop {
         info!(holder, "waiting for the Lease");
         tokio::select! {
@@ -222,6 +223,7 @@ where
 {
     let api = Api::<K>::all(client.clone());
     let config = config.timeout(WATCH_SECONDS);
+    metrics.watch_begins(&K::plural(&()));
     let mut told = None;
     watcher::watcher(api, config).default_backoff().filter_map(move |event| {
         let event = match event {
@@ -393,11 +395,8 @@ async fn tell(client: &Client, write: &Write<Mirrors>, holder: &str) {
         match timeout(PATIENCE, message.post(client, by)).await {
             Ok(Ok(())) => {}
             Ok(Err(error)) => {
-                debug!(
-                    reason = message.reason,
-                    error = mirror_client::in_words(&error),
-                    "cannot post an Event"
-                );
+                let error = mirror_client::in_words(&error);
+                debug!(reason = message.reason, error, "cannot post an Event");
             }
             Err(_) => debug!(reason = message.reason, "cannot post an Event: no answer"),
         }

@@ -92,6 +92,11 @@ impl LoopMetrics {
         }
     }
 
+    /// Begins the counter of a watch of the source of pods at zero, so that `rate` sees its first restart.
+    pub fn watch_begins(&self, watch: &str) {
+        self.watch_restarts.with_label_values(&[watch]);
+    }
+
     /// Counts a restart of a watch of the source of pods.
     pub fn watch_restart(&self, watch: &str) {
         self.watch_restarts.with_label_values(&[watch]).inc();

@@ -1,7 +1,7 @@
 //! Writes the packets of a ring buffer as pcapng: to one file, to rotating files, or to standard output.
 //!
 //! ```text
-//! record ─► frames (mirror_core::frame) ─► block (mirror_core::pcapng) ─► store ─┬─ memory   (pure)
+//! record ─► frames (mirror_capture::frame) ─► block (mirror_capture::pcapng) ─► store ─┬─ memory   (pure)
 //! source ─► interfaces (pure) ─────────────────────────────────────────────────► ├─ rotation ─► names (pure)
 //!                                                                                └─► output  (the file) ─► pipe
 //! ```
@@ -19,13 +19,13 @@
 
 use std::{collections::TryReserveError, fmt, io, os::fd::BorrowedFd, path::PathBuf, time::Duration};
 
+use mirror_capture::{
+    frame::{Frame, VlanTag, Wire},
+    pcapng::{Direction, Packet},
+};
 use mirror_common::{
     stream::{MAX_CAPTURE, RecordHead},
     verdict,
-};
-use mirror_core::{
-    frame::{Frame, VlanTag, Wire},
-    pcapng::{Direction, Packet},
 };
 use nix::time::{ClockId, clock_gettime};
 
@@ -57,7 +57,7 @@ pub struct Plan {
     /// Which packets are kept.
     pub kept: Kept,
     /// Frames stay as in the kernel: super-frames whole, checksums unfinished. Otherwise they become frames as on a
-    /// wire ([`mirror_core::frame`]). A VLAN tag is put into the bytes in both cases.
+    /// wire ([`mirror_capture::frame`]). A VLAN tag is put into the bytes in both cases.
     pub super_frames: bool,
     /// The recording is complete after this number of packets. The segments of a super-frame count, and so do packets
     /// that were replaced by newer ones.

@@ -14,9 +14,10 @@ pub mod sum;
 mod target;
 
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
-    CustomResourceDefinition, JSONSchemaProps, JSONSchemaPropsOrArray, JSONSchemaPropsOrBool,
+    CustomResourceDefinition, JSON, JSONSchemaProps, JSONSchemaPropsOrArray, JSONSchemaPropsOrBool,
 };
 use kube::CustomResourceExt as _;
+use serde_json::Value;
 
 pub use self::{
     mirror::{ClusterMirror, ClusterMirrorSpec, Direction, MAX_NAME, Mirror, MirrorSpec, Stream, TargetRef},
@@ -48,40 +49,91 @@ pub fn crds() -> Vec<CustomResourceDefinition> {
         let schemas = crd.spec.versions.iter_mut().filter_map(|version| version.schema.as_mut());
         for schema in schemas.filter_map(|schema| schema.open_api_v3_schema.as_mut()) {
             tidy(schema);
-            schema.properties.iter_mut().flatten().for_each(|(name, schema)| {
+            for (name, schema) in schema.properties.iter_mut().flatten() {
                 if name == "spec" {
                     bound(name, schema);
+                } else if let Some(fields) = &mut schema.properties
+                    && let Some(conditions) = fields.get_mut("conditions")
+                {
+                    bound("conditions", conditions);
                 }
-            });
+            }
         }
     }
     crds
 }
 
-/// Most characters of the value of a label, and of another text: of its key, with the prefix.
-const MOST_CHARACTERS: [i64; 2] = [63, 317];
+/// The name of a network device, a DNS label, a DNS subdomain and a duration.
+const DEVICE: &str = r"^[^/:\s]+$";
+const LABEL: &str = "^[a-z0-9]([-a-z0-9]*[a-z0-9])?$";
+const SUBDOMAIN: &str = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$";
+const DURATION: &str = "^([0-9]{1,5}(h|m|s|ms)){1,4}$";
+/// The form of texts, by the end of the field's path: the least and most characters, and the pattern, if any. Those of
+/// conditions are Kubernetes' own, which k8s-openapi leaves out.
+const TEXTS: [(&str, i64, i64, &str); 15] = [
+    ("nics", 1, 15, DEVICE),
+    ("limits.duration", 2, 28, DURATION),
+    ("rateLimit.burst", 2, 28, DURATION),
+    ("targetRef.name", 1, 63, LABEL),
+    ("device.name", 1, 15, DEVICE),
+    ("pod.namespace", 1, 63, LABEL),
+    ("pod.name", 1, 253, SUBDOMAIN),
+    ("pod.nic", 1, 15, DEVICE),
+    ("device", 1, 15, DEVICE),
+    ("remoteIP", 2, 45, "^[0-9A-Fa-f.:]+$"),
+    ("matchLabels", 0, 63, ""),
+    ("matchExpressions.values", 0, 63, ""),
+    (
+        "conditions.type",
+        1,
+        316,
+        r"^([a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*/)?(([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9])$",
+    ),
+    ("conditions.reason", 1, 1024, "^[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?$"),
+    ("conditions.message", 0, 32768, ""),
+];
+/// The words of a text, by the end of the field's path.
+const WORDS: [(&str, &[&str]); 2] = [
+    ("matchExpressions.operator", &["In", "NotIn", "Exists", "DoesNotExist"]),
+    ("conditions.status", &["True", "False", "Unknown"]),
+];
+/// Most characters of another text: of the key of a label, with the prefix.
+const MOST_CHARACTERS: i64 = 317;
 /// Most labels and requirements of a selector, and most values of a requirement.
 const MOST_LABELS: i64 = 16;
 const MOST_REQUIREMENTS: i64 = 8;
 const MOST_VALUES: i64 = 64;
 
 /// Bounds each text, list and map of a field that has no bound of its own: the agents of all nodes keep what the authors
-/// write. Kubernetes bounds no selector. `name` is the field's; `value`: it is the value of a label.
-fn bound(name: &str, schema: &mut JSONSchemaProps) {
-    let [of_value, of_text] = MOST_CHARACTERS;
+/// write. Kubernetes bounds no selector.
+fn bound(path: &str, schema: &mut JSONSchemaProps) {
+    let is = |end: &str| path.strip_suffix(end).is_some_and(|of| of.is_empty() || of.ends_with('.'));
+    if let Some((_, words)) = WORDS.iter().find(|(end, _)| is(end)) {
+        schema.enum_ = Some(words.iter().map(|word| JSON::from(Value::from(*word))).collect());
+    }
     let is_text = schema.type_.as_deref() == Some("string") && schema.enum_.is_none();
-    if is_text || schema.x_kubernetes_int_or_string == Some(true) {
-        schema.max_length.get_or_insert(if name == "value" { of_value } else { of_text });
+    match TEXTS.iter().find(|(end, ..)| is_text && is(end)) {
+        Some((_, least, most, pattern)) => {
+            schema.min_length = (*least > 0).then_some(*least);
+            schema.max_length = Some(*most);
+            schema.pattern = (!pattern.is_empty()).then(|| (*pattern).to_owned());
+        }
+        None if (is_text && schema.format.is_none()) || schema.x_kubernetes_int_or_string == Some(true) => {
+            schema.max_length.get_or_insert(MOST_CHARACTERS);
+        }
+        None => {}
     }
     if let Some(JSONSchemaPropsOrArray::Schema(items)) = &mut schema.items {
-        schema.max_items.get_or_insert(if name == "values" { MOST_VALUES } else { MOST_REQUIREMENTS });
-        bound(if name == "values" { "value" } else { name }, items);
+        schema.max_items.get_or_insert(if is("values") { MOST_VALUES } else { MOST_REQUIREMENTS });
+        bound(path, items);
     }
     if let Some(JSONSchemaPropsOrBool::Schema(values)) = &mut schema.additional_properties {
         schema.max_properties.get_or_insert(MOST_LABELS);
-        bound("value", values);
+        bound(path, values);
     }
-    schema.properties.iter_mut().flatten().for_each(|(name, schema)| bound(name, schema));
+    for (name, schema) in schema.properties.iter_mut().flatten() {
+        bound(&format!("{path}.{name}"), schema);
+    }
 }
 
 /// Joins the lines of the doc comments, which `kubectl explain` wraps by itself. Lets no field be null: an absent field

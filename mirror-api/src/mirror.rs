@@ -54,11 +54,7 @@ pub struct MirrorSpec {
     pub pod_selector: LabelSelector,
     /// NICs of the pods, by their names inside the pod, for example eth0. Defaults to all NICs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(
-        length(min = 1, max = 32),
-        inner(length(min = 1, max = 15)),
-        extend("x-kubernetes-list-type" = "set")
-    )]
+    #[schemars(length(min = 1, max = 32), extend("x-kubernetes-list-type" = "set"))]
     pub nics: Option<Vec<String>>,
     /// Direction of the packets as seen from the pod: Ingress for packets to the pod, Egress for packets from
     /// the pod, or Both. Defaults to Both.
@@ -143,7 +139,6 @@ pub enum Direction {
 pub struct TargetRef {
     /// Name of a MirrorTarget, or of a target that the administrator of the nodes defined with the agent's
     /// flag --define-target or the chart's value targets.
-    #[schemars(length(min = 1, max = 63), regex(pattern = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"))]
     pub name: String,
 }
 

@@ -166,7 +166,8 @@ pub struct Refusal {
 pub struct Pods {
     /// Number of selected pods.
     pub selected: i64,
-    /// Number of selected pods that are mirrored as requested: on all NICs, in all directions.
+    /// Number of selected pods that are mirrored as requested: on all NICs, in all directions, to a target that
+    /// accepts copies.
     pub covered: i64,
 }
 

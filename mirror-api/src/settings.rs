@@ -55,8 +55,14 @@ pub struct Sampling {
 /// RateLimit limits the copies per second. If both numbers are present, both apply.
 #[derive(Serialize, Deserialize, KubeSchema, Debug, Clone, Default, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
-#[x_kube(validation = Rule::new("has(self.packetsPerSecond) || has(self.bitsPerSecond)")
-    .message("set packetsPerSecond, bitsPerSecond or both"))]
+#[x_kube(
+    validation = Rule::new("has(self.packetsPerSecond) || has(self.bitsPerSecond)")
+        .message("set packetsPerSecond, bitsPerSecond or both"),
+    validation = Rule::new(
+        "!has(self.burst) || (duration(self.burst) >= duration('1ms') && duration(self.burst) <= duration('10s'))"
+    )
+    .message("burst must be from 1ms to 10s")
+)]
 pub struct RateLimit {
     /// Maximum number of packets per second, for example 10k.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -66,17 +72,19 @@ pub struct RateLimit {
     pub bits_per_second: Option<Quantity>,
     /// Time for which an unused rate accumulates, from 1ms to 10s. Defaults to 50ms.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(regex(pattern = r"^([0-9]{1,5}(h|m|s|ms)){1,4}$"))]
     pub burst: Option<String>,
 }
 
 /// Limits that end a mirror.
-#[derive(Serialize, Deserialize, JsonSchema, Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Serialize, Deserialize, KubeSchema, Debug, Clone, Default, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
+#[x_kube(validation = Rule::new(
+    "!has(self.duration) || (duration(self.duration) >= duration('1ms') && duration(self.duration) <= duration('8760h'))"
+)
+.message("duration must be from 1ms to 8760h"))]
 pub struct Limits {
     /// Duration after which the mirror ends, in h, m, s and ms, for example 15m or 1h30m; at most 8760h.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(regex(pattern = r"^([0-9]{1,5}(h|m|s|ms)){1,4}$"))]
     pub duration: Option<String>,
     /// Number of copies after which the mirror ends, for example 100k.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -129,7 +137,8 @@ impl JsonSchema for Quantity {
     fn json_schema(_: &mut SchemaGenerator) -> Schema {
         json_schema!({
             "x-kubernetes-int-or-string": true,
-            "pattern": "^[0-9]+(k|M|G|T|Ki|Mi|Gi|Ti)?$",
+            "minimum": 1,
+            "pattern": "^0*[1-9][0-9]*(k|M|G|T|Ki|Mi|Gi|Ti)?$",
         })
     }
 }

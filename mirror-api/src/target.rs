@@ -106,7 +106,6 @@ pub enum FromNamespaces {
 #[serde(rename_all = "camelCase")]
 pub struct TargetDevice {
     /// Name of the interface, for example ids0.
-    #[schemars(length(min = 1, max = 15), regex(pattern = r"^[^/:\s]+$"))]
     pub name: String,
 }
 
@@ -117,11 +116,9 @@ pub struct TargetDevice {
     .message("use exactly one of name and podSelector"))]
 pub struct TargetPod {
     /// Namespace of the pod.
-    #[schemars(length(min = 1, max = 63))]
     pub namespace: String,
     /// Name of the pod.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(length(min = 1, max = 253))]
     pub name: Option<String>,
     /// Labels of the pod. Pods of a DaemonSet have generated names, but the same labels.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -129,7 +126,6 @@ pub struct TargetPod {
     /// NIC that receives the copies, by its name inside the pod. Defaults to the first NIC that leads to the
     /// node.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(length(min = 1, max = 15))]
     pub nic: Option<String>,
 }
 
@@ -165,7 +161,6 @@ pub struct KeyRange {
 pub struct TargetVxlan {
     /// IP address of the remote end.
     #[serde(rename = "remoteIP")]
-    #[schemars(length(max = 45))]
     pub remote_ip: String,
     /// UDP port of the remote end. The standard port, 4789, may be in use by the node's CNI.
     #[schemars(range(min = 1, max = 65535))]
@@ -180,7 +175,6 @@ pub struct TargetVxlan {
     /// Device of other software, in external mode, that sends the packets. Defaults to a device that the
     /// agent creates.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(length(min = 1, max = 15))]
     pub device: Option<String>,
 }
 
@@ -194,7 +188,6 @@ pub struct TargetVxlan {
 pub struct TargetGeneve {
     /// IP address of the remote end.
     #[serde(rename = "remoteIP")]
-    #[schemars(length(max = 45))]
     pub remote_ip: String,
     /// UDP port of the remote end. The standard port, 6081, may be in use by the node's CNI.
     #[schemars(range(min = 1, max = 65535))]
@@ -212,7 +205,6 @@ pub struct TargetGeneve {
     /// Device of other software, in external mode, that sends the packets. Defaults to a device that the
     /// agent creates.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(length(min = 1, max = 15))]
     pub device: Option<String>,
 }
 
@@ -224,7 +216,6 @@ pub struct TargetGeneve {
 pub struct TargetGre {
     /// IP address of the remote end.
     #[serde(rename = "remoteIP")]
-    #[schemars(length(max = 45))]
     pub remote_ip: String,
     /// Key of all copies.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -236,7 +227,6 @@ pub struct TargetGre {
     /// Device of other software, in external mode, that sends the packets. Defaults to a device that the
     /// agent creates.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(length(min = 1, max = 15))]
     pub device: Option<String>,
 }
 
@@ -250,7 +240,6 @@ pub struct TargetGre {
 pub struct TargetErspan {
     /// IP address of the remote end.
     #[serde(rename = "remoteIP")]
-    #[schemars(length(max = 45))]
     pub remote_ip: String,
     /// Session ID of all copies.
     #[serde(rename = "sessionID", default, skip_serializing_if = "Option::is_none")]
@@ -262,7 +251,6 @@ pub struct TargetErspan {
     /// Device of other software, in external mode, that sends the packets. Defaults to a device that the
     /// agent creates.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(length(min = 1, max = 15))]
     pub device: Option<String>,
 }
 

@@ -49,7 +49,7 @@ fn a_cluster_mirror_has_all_fields_of_a_mirror() {
 /// The API server checks numbers with units, so that people learn of a mistake at once.
 #[test]
 fn texts_with_a_form_have_a_pattern() {
-    let spec = schema(&Mirror::crd())["properties"]["spec"]["properties"].clone();
+    let spec = schema(&crds()[0])["properties"]["spec"]["properties"].clone();
     let [limits, rate] = ["limits", "rateLimit"].map(|name| &spec[name]["properties"]);
     let quantities =
         [&limits["packets"], &limits["bytes"], &rate["packetsPerSecond"], &rate["bitsPerSecond"]];
@@ -58,6 +58,49 @@ fn texts_with_a_form_have_a_pattern() {
     }
     for field in quantities {
         assert!(field["pattern"].is_string() && field["x-kubernetes-int-or-string"] == true, "{field}");
+        assert_eq!(field["minimum"], 1.0, "{field}");
+    }
+    for (of, rule) in [(&spec["limits"], "duration('8760h')"), (&spec["rateLimit"], "duration('10s')")] {
+        assert!(of["x-kubernetes-validations"].to_string().contains(rule), "{of}");
+    }
+}
+
+/// Each entry of the tables is that of a field: a pattern or words stand at its place.
+#[test]
+fn names_addresses_and_words_have_their_form() {
+    fn texts(path: &str, schema: &Value, found: &mut Vec<(String, Value)>) {
+        let inner = [&schema["items"], &schema["additionalProperties"]];
+        inner.into_iter().filter(|of| of.is_object()).for_each(|of| texts(path, of, found));
+        if schema["type"] == "string" {
+            found.push((path.to_owned(), schema.clone()));
+        }
+        for (name, field) in schema["properties"].as_object().into_iter().flatten() {
+            texts(&format!("{path}.{name}"), field, found);
+        }
+    }
+    let mut found = Vec::new();
+    for crd in crds() {
+        let schema = schema(&crd);
+        texts("spec", &schema["properties"]["spec"], &mut found);
+        texts("status", &schema["properties"]["status"], &mut found);
+    }
+    let at = |end: &str| {
+        let end = format!(".{end}");
+        let fields: Vec<_> = found.iter().filter(|(path, _)| path.ends_with(&end)).collect();
+        assert!(!fields.is_empty(), "no field {end}");
+        fields
+    };
+    for (end, least, most, pattern) in TEXTS {
+        for (path, field) in at(end) {
+            let lengths = [field["minLength"].as_i64().unwrap_or(0), field["maxLength"].as_i64().unwrap()];
+            let told = field["pattern"].as_str().unwrap_or_default();
+            assert_eq!((lengths, told), ([least, most], pattern), "{path}");
+        }
+    }
+    for (end, words) in WORDS {
+        for (path, field) in at(end) {
+            assert_eq!(field["enum"], json!(words), "{path}");
+        }
     }
 }
 

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 #[cfg(feature = "tls")]
 use anyhow::Context as _;
-use anyhow::anyhow;
+use anyhow::{Error, anyhow};
 use http::Uri;
 use hyper::rt::{Read, Write};
 #[cfg(feature = "tls")]
@@ -17,7 +17,7 @@ use hyper_rustls::{FixedServerNameResolver, HttpsConnector, HttpsConnectorBuilde
 use hyper_util::{
     client::{
         legacy::{
-            Client as HttpClient,
+            Client as HttpClient, Error as HttpError,
             connect::{
                 Connection, HttpConnector,
                 proxy::{SocksV5, Tunnel},
@@ -146,6 +146,13 @@ fn has_other(user: &AuthInfo) -> bool {
     has_password || user.auth_provider.is_some() || user.token.is_some()
 }
 
+/// The server in messages: its URL without a path and a password.
+fn in_messages(server: &Uri) -> String {
+    let authority = server.authority().map_or("", |authority| authority.as_str());
+    let host = authority.rsplit('@').next().unwrap_or_default();
+    format!("the API server {}://{host}", server.scheme_str().unwrap_or("http"))
+}
+
 impl Way {
     /// Returns the client with this connector, and with TLS if the server uses it.
     fn by<C>(self, connector: C) -> anyhow::Result<Client>
@@ -183,6 +190,7 @@ impl Way {
         C::Error: Into<BoxError>,
     {
         let Self { config, credentials, helper, token_file, timeout, .. } = self;
+        let server = in_messages(&config.cluster_url);
         let http: HttpClient<_, Body> = HttpClient::builder(TokioExecutor::new()).build(connector);
         let retry = config.default_retry.then(|| RetryLayer::new(RetryPolicy::server_retry()));
         let token = token_file.map(|file| MapRequestLayer::new(move |request| file.authorize(request)));
@@ -194,7 +202,7 @@ impl Way {
             .option_layer(token)
             .layer(config.extra_headers_layer()?)
             .option_layer(timeout.map(TimeoutLayer::new))
-            .map_err(BoxError::from)
+            .map_err(move |error: HttpError| BoxError::from(Error::new(error).context(server.clone())))
             .service(http);
         Ok(Client::new(service, config.default_namespace))
     }

@@ -27,12 +27,14 @@ pub(crate) struct Access {
     pub(crate) proxy: Option<Uri>,
 }
 
-/// Finds the cluster: `--kubeconfig`, the files of `KUBECONFIG`, `~/.kube/config`, or the API of the cluster that this
-/// process runs in.
-pub(crate) async fn load(options: &Options, environment: &Environment) -> anyhow::Result<Access> {
+/// Reads `--kubeconfig`, or the files of `KUBECONFIG`, or `~/.kube/config`. Empty without a file.
+///
+/// # Errors
+///
+/// A file cannot be read or is invalid, or the file of `--kubeconfig` does not exist.
+pub fn read(options: &Options, environment: &Environment) -> anyhow::Result<Kubeconfig> {
     let mut merged = Kubeconfig::default();
-    let files = files(options, environment);
-    for file in &files {
+    for file in &files(options, environment) {
         let read = match Kubeconfig::read_from(file) {
             Err(KubeconfigError::ReadConfig(why, _))
                 if why.kind() == io::ErrorKind::NotFound && options.kubeconfig.is_none() =>
@@ -47,9 +49,15 @@ pub(crate) async fn load(options: &Options, environment: &Environment) -> anyhow
         };
         merged = merged.merge(read).with_context(|| format!("the kubeconfig {}", file.display()))?;
     }
+    Ok(merged)
+}
+
+/// Finds the cluster: that of the kubeconfig, or the one that this process runs in.
+pub(crate) async fn load(options: &Options, environment: &Environment) -> anyhow::Result<Access> {
+    let mut merged = read(options, environment)?;
     let context = options.context.clone().or_else(|| merged.current_context.clone());
     let Some(context) = context.or_else(|| without_context(&mut merged, options)) else {
-        let config = Config::incluster().with_context(|| nothing(&files))?;
+        let config = Config::incluster().with_context(|| nothing(&files(options, environment)))?;
         let proxy = proxy::of(&config.cluster_url, None, environment)?;
         return Ok(Access { config, proxy });
     };
@@ -186,6 +194,14 @@ fn replace_user(user: &mut AuthInfo, fields: &AuthInfo) {
     if fields.token.is_some() {
         user.token_file = None;
     }
+    if fields.client_certificate.is_some() {
+        user.client_certificate_data = None;
+    }
+    if fields.client_key.is_some() {
+        user.client_key_data = None;
+    }
+    replace(&mut user.client_certificate, &fields.client_certificate);
+    replace(&mut user.client_key, &fields.client_key);
     replace(&mut user.token, &fields.token);
     replace(&mut user.impersonate, &fields.impersonate);
     replace(&mut user.impersonate_uid, &fields.impersonate_uid);

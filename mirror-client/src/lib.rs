@@ -22,7 +22,7 @@ use kube::{
     config::{AuthInfo, Cluster},
 };
 
-pub use self::words::in_words;
+pub use self::{kubeconfig::read as read_kubeconfig, words::in_words};
 
 /// The cluster options of the command line, with the meaning of kubectl's.
 #[derive(Debug, Default, Clone)]
@@ -37,7 +37,7 @@ pub struct Options {
     pub user: Option<String>,
     /// Fields that replace those of the cluster: the server, its name in the certificate, and how it is verified.
     pub cluster_fields: Cluster,
-    /// Fields that replace those of the user: the token, and whom to impersonate.
+    /// Fields that replace those of the user: the token, the certificate with its key, and whom to impersonate.
     pub user_fields: AuthInfo,
     /// Timeout for the answer to a request to begin.
     pub request_timeout: Option<Duration>,

@@ -130,6 +130,8 @@ impl Setup {
             "insecure-skip-tls-verify" => cluster_fields.insecure_skip_tls_verify = Some(value == "true"),
             "tls-server-name" => cluster_fields.tls_server_name = Some(value),
             "token" => user_fields.token = Some(value.into()),
+            "client-certificate" => user_fields.client_certificate = Some(value),
+            "client-key" => user_fields.client_key = Some(value),
             "as" => user_fields.impersonate = Some(value),
             "as-uid" => user_fields.impersonate_uid = Some(value),
             "as-group" => user_fields.impersonate_groups.get_or_insert_default().push(value),
@@ -689,6 +691,17 @@ fn rows() -> Vec<Row> {
             }),
         ),
         (
+            "--client-certificate and --client-key, which replace those of the user",
+            |at| {
+                let none = base64(b"none");
+                let user = json!({ "client-certificate-data": none, "client-key-data": none });
+                at.config(&json!({}), &user)
+                    .option("client-certificate", format!("{PKI}/client.pem"))
+                    .option("client-key", format!("{PKI}/client.key"))
+            },
+            Ok(Seen { authorization: None, has_certificate: true, ..with_token("") }),
+        ),
+        (
             "--token, and a helper of the kubeconfig",
             |at| at.config(&json!({}), &exec("./missing")).option("token", "other"),
             Ok(with_token("other")),
@@ -765,6 +778,11 @@ fn rows() -> Vec<Row> {
             "--user that is not there",
             |at| at.config(&json!({}), &json!({ "token": "secret" })).option("user", "there"),
             Err("the kubeconfig has no user \"there\""),
+        ),
+        (
+            "a server that does not answer",
+            |at| at.config(&json!({ "server": "https://127.0.0.1:1/k8s" }), &json!({ "token": "secret" })),
+            Err("the API server https://127.0.0.1:1: client error (Connect)"),
         ),
         (
             "no kubeconfig",

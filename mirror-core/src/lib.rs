@@ -6,9 +6,6 @@
 //! installed state ───────────────────────────────────┘
 //! ```
 //!
-//! Two modules make no decisions, but produce bytes: `frame` turns frames as the kernel has them into frames as on the
-//! wire, and `pcapng` writes these as capture files.
-//!
 //! No clock, no environment, no I/O and no logging: the manifest lists no crate that could. The agent passes in the
 //! data that it reads from the kernel and from Kubernetes, and applies the ops.
 
@@ -21,12 +18,10 @@ pub mod exit;
 pub mod fair;
 pub mod filter;
 mod fnv;
-pub mod frame;
 pub mod hidden;
 pub mod mirror_iface;
 pub mod model;
 pub mod networks;
-pub mod pcapng;
 pub mod plan;
 pub mod select;
 pub mod settings;

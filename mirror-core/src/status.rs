@@ -220,13 +220,13 @@ impl Default for AttachedStatus {
     }
 }
 
-/// The number of a session's packets with one verdict in one direction.
+/// The number of a session's packets with one result in one direction.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CounterStatus {
     /// The direction, seen from the pod.
     pub direction: String,
-    /// The verdict.
-    pub verdict: String,
+    /// The result: the name of a verdict.
+    pub result: String,
     /// Number of packets.
     pub packets: u64,
     /// Number of bytes.
@@ -259,12 +259,12 @@ impl SessionStatus {
 impl CounterStatus {
     /// Whether the packets were copied.
     pub fn is_copied(&self) -> bool {
-        self.verdict == Verdict::Copied.name()
+        self.result == Verdict::Copied.name()
     }
 
     /// Whether the packets should have been copied but were not.
     pub fn is_lost(&self) -> bool {
-        LOSSES.iter().any(|loss| self.verdict == loss.name())
+        LOSSES.iter().any(|loss| self.result == loss.name())
     }
 }
 

@@ -201,12 +201,12 @@ impl SessionStatus {
 
     /// The packets as a map by "direction verdict", to compare all counters at once.
     pub fn verdicts(&self) -> BTreeMap<String, u64> {
-        let key = |counts: &Counts| (format!("{} {}", counts.direction, counts.verdict), counts.packets);
+        let key = |counts: &Counts| (format!("{} {}", counts.direction, counts.result), counts.packets);
         self.counters.iter().map(key).collect()
     }
 
     fn counts(&self, direction: &str, verdict: &str) -> Option<&Counts> {
-        self.counters.iter().find(|counts| counts.direction == direction && counts.verdict == verdict)
+        self.counters.iter().find(|counts| counts.direction == direction && counts.result == verdict)
     }
 }
 
@@ -228,8 +228,8 @@ pub struct PodRef {
 pub struct Counts {
     /// The direction, seen from the pod.
     pub direction: String,
-    /// The verdict's word.
-    pub verdict: String,
+    /// The result: the verdict's word.
+    pub result: String,
     /// Packets.
     pub packets: u64,
     /// Bytes.

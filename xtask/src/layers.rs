@@ -1,7 +1,8 @@
 //! Checks which modules may name which crates and modules, where the manifests and the compiler do not check it.
 //!
-//! It also checks the dependencies of `mirror-common`, `pcap-filter`, `mirror-core` and `mirror-api`. It parses the sources, so it
-//! finds grouped imports, paths in code and paths in macros, and it ignores comments. Test modules may name everything.
+//! It also checks the dependencies of `mirror-common`, `pcap-filter`, `mirror-capture`, `mirror-core` and `mirror-api`.
+//! It parses the sources, so it finds grouped imports, paths in code and paths in macros, and it ignores comments. Test
+//! modules may name everything.
 
 use std::{fs, path::Path};
 
@@ -32,7 +33,7 @@ struct Reserved {
 
 const FORBIDDEN: &[Forbidden] = &[
     Forbidden {
-        files: &["mirror-core/src/", "pcap-filter/src/"],
+        files: &["mirror-capture/src/", "mirror-core/src/", "pcap-filter/src/"],
         paths: &[
             "std::env",
             "std::fs",
@@ -225,9 +226,10 @@ type MadeOf = (&'static str, &'static [&'static str]);
 
 /// The members that must use neither the system nor a runtime. `mirror-common` is also `no_std`, so the compiler
 /// refuses the rest.
-const MADE_OF: [MadeOf; 4] = [
+const MADE_OF: [MadeOf; 5] = [
     ("mirror-common", &["zerocopy"]),
     ("pcap-filter", &["thiserror"]),
+    ("mirror-capture", &[]),
     ("mirror-core", &["mirror-common", "pcap-filter", "serde", "thiserror", "zerocopy"]),
     ("mirror-api", &["k8s-openapi", "kube", "mirror-core", "schemars", "serde", "serde_json"]),
 ];

@@ -97,6 +97,23 @@ subjects:
 {{- end }}
 {{- end }}
 
+{{- /* The environment variables of a container: `variables`, those of the chart; `extra`, those of the values. */ -}}
+{{- define "podmirror.environment" -}}
+{{- range .variables }}
+{{- with include "podmirror.env" . | trim }}
+{{ . }}
+{{- end }}
+{{- end }}
+{{- with .extra }}
+{{ toYaml . }}
+{{- end }}
+{{- end }}
+
+{{- /* The arguments of a container: the command, and those of the values. */ -}}
+{{- define "podmirror.args" -}}
+args: [{{ index . 0 }}{{ range index . 1 }}, {{ quote . }}{{ end }}]
+{{- end }}
+
 {{- /* The address in metrics.listen, where it is one that health is asked at. */ -}}
 {{- define "podmirror.probe" -}}
 {{- $address := regexReplaceAll ":[0-9]+$" .Values.metrics.listen "" | trimPrefix "[" | trimSuffix "]" }}
@@ -136,7 +153,7 @@ subjects:
 
 {{- /* The memory is that of the packets, of a copy of them for `tail --since`, and of the process. */ -}}
 {{- define "podmirror.recorder.resources" -}}
-{{- $ring := trimSuffix "MiB" .Values.recorder.ring | int }}
+{{- $ring := regexFind "^[0-9]+" .Values.recorder.ring | int }}
 {{- $limits := dict "memory" (printf "%dMi" (add (mul 2 $ring) 48)) }}
 {{- $requests := dict "memory" (printf "%dMi" (add $ring 32)) }}
 {{- toYaml (merge (deepCopy .Values.recorder.resources) (dict "limits" $limits "requests" $requests)) }}

@@ -8,6 +8,7 @@ use std::{sync::Arc, time::Duration};
 
 use anyhow::{Context as _, anyhow, bail};
 use k8s_openapi::api::core::v1::Pod;
+use mirror_capture::merge::StreamId;
 use mirror_core::settings::show_kubernetes_duration;
 use serde_json::json;
 use tokio::{
@@ -18,7 +19,7 @@ use tokio::{
     time::{sleep, timeout},
 };
 
-use super::{merge::StreamId, request::Request};
+use super::request::Request;
 use crate::{
     agents,
     cli::TailArgs,

@@ -1,6 +1,7 @@
-//! Boolean flags, as in kubectl: `--flag`, `--flag=true`, `--flag=false`.
+//! Boolean flags: `--flag`, `--flag=true`, `--flag=false`, and `--flag false` in a command without positional arguments.
 
 use clap::{Arg, ArgAction, builder::BoolishValueParser};
+use mirror_core::destination::device_name;
 
 /// An attribute of boolean flags for clap's derive, as in `#[arg(long, boolean(false))]`.
 pub(super) trait Boolean {
@@ -17,5 +18,18 @@ impl Boolean for Arg {
             .require_equals(true)
             .default_value(if default { "true" } else { "false" })
             .default_missing_value("true")
+    }
+}
+
+/// Lets the value of a boolean flag follow after a space. For commands without positional arguments.
+pub(super) fn spaced(arg: Arg) -> Arg {
+    arg.require_equals(false)
+}
+
+/// The name of an interface. In `--flag false eth0`, `false` would be one.
+pub(super) fn interface(text: &str) -> Result<String, String> {
+    match text {
+        "true" | "false" => Err(format!("to give a flag this value, write --flag={text}")),
+        _ => device_name(text),
     }
 }

@@ -7,9 +7,14 @@ use std::{collections::BTreeMap, path::PathBuf, time::Duration};
 
 use anyhow::bail;
 use clap::{ArgGroup, Args};
-use mirror_core::destination::device_name;
 
-use super::{StateArgs, boolean::Boolean as _, directions, settings::value_of, target_name};
+use super::{
+    StateArgs,
+    boolean::{Boolean as _, interface, spaced},
+    directions,
+    settings::value_of,
+    target_name,
+};
 use crate::{
     dataplane::rings::MAX_RINGS,
     model::{Directions, TargetName},
@@ -28,7 +33,7 @@ const MIN_RING: u32 = 1 << 18;
 #[derive(Debug, Clone, Args)]
 pub struct SubjectArgs {
     /// Interfaces of the node.
-    #[arg(value_name = "IFACE", value_parser = device_name, required_unless_present_any = ["pods", "target", "mirror"])]
+    #[arg(value_name = "IFACE", value_parser = interface, required_unless_present_any = ["pods", "target", "mirror"])]
     pub interfaces: Vec<String>,
     /// Pod of this node, by namespace and name, with all its NICs. Can be repeated. Needs a running agent on the node.
     #[arg(long = "pod", value_name = "NAMESPACE/NAME", value_parser = pod)]
@@ -151,6 +156,7 @@ pub struct Keep {
 
 /// `mirror-agent recorder`.
 #[derive(Debug, Args)]
+#[command(mut_args = spaced)]
 pub struct RecorderArgs {
     /// Target of the agent that is a stream (--define-target NAME=stream of `mirror-agent run`), whose copies are kept.
     #[arg(long, env = "PODMIRROR_TARGET", value_name = "NAME", value_parser = target_name)]

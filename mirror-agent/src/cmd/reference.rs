@@ -20,6 +20,9 @@ const HEAD: &str = "\
 
 `mirror-agent COMMAND --help` prints the flags too. Each flag can also be set by the environment variable in the same
 row; the command line takes precedence.
+
+A flag with BOOL is true without a value. Its value follows an equals sign, as in `--when-read=false`, and in commands
+without positional arguments also a space, as in `--when-read false`.
 ";
 
 const ANNOTATIONS: &str = "
@@ -142,14 +145,15 @@ fn section(text: &mut String, command: &Command, title: &str, about: &str) {
     }
 }
 
-/// `--flag VALUE`, `--flag[=VALUE]` if the value is optional, or the bare value of a positional argument.
+/// `--flag VALUE`, `--flag[=VALUE]` or `--flag [VALUE]` if the value is optional, or the bare value of a positional
+/// argument.
 fn usage(arg: &Arg) -> String {
     let mut words = Vec::new();
     words.extend(arg.get_short().map(|short| format!("-{short},")));
-    if let (Some(flag), Some([name]), true) =
-        (arg.get_long(), arg.get_value_names(), arg.is_require_equals_set())
-    {
-        words.push(format!("--{flag}[={name}]"));
+    let is_optional = arg.get_num_args().is_some_and(|number| number.min_values() == 0);
+    if let (Some(flag), Some([name]), true) = (arg.get_long(), arg.get_value_names(), is_optional) {
+        let start = if arg.is_require_equals_set() { "[=" } else { " [" };
+        words.push(format!("--{flag}{start}{name}]"));
         return words.join(" ");
     }
     words.extend(arg.get_long().map(|long| format!("--{long}")));
@@ -231,7 +235,7 @@ mod tests {
     #[test]
     fn every_boolean_is_read_in_the_forms_that_stand_in_it() {
         let text = reference();
-        let mut number = 0;
+        let mut numbers = [0, 0];
         for (flag, command) in [
             ("--when-read", "run --node-name n"),
             ("--annotations", "run --node-name n"),
@@ -249,17 +253,34 @@ mod tests {
             let name = command.split(' ').next().unwrap();
             let section =
                 text.split("\n## ").find(|section| section.starts_with(&format!("`mirror-agent {name}`")));
-            let row = format!("| `{flag}[=BOOL]` |");
+            let has_positionals =
+                Cli::command().find_subcommand(name).unwrap().get_positionals().next().is_some();
+            let form = if has_positionals { "[=BOOL]" } else { " [BOOL]" };
+            let row = format!("| `{flag}{form}` |");
             assert!(section.is_some_and(|section| section.contains(&row)), "{name} without {row}");
-            number += 1;
-            for (form, expected) in [("", true), ("=true", true), ("=false", false)] {
+            numbers[usize::from(has_positionals)] += 1;
+            let read = |form: &str| {
                 let words = format!("mirror-agent {command} {flag}{form}");
-                let matches = Cli::command().try_get_matches_from(words.split(' ')).unwrap();
+                let matches = Cli::command().try_get_matches_from(words.split(' '));
+                let matches = matches.map_err(|error| error.to_string())?;
                 let id = flag.trim_start_matches('-').replace('-', "_");
-                assert_eq!(matches.subcommand().unwrap().1.get_one(&id), Some(&expected), "{words}");
+                Ok::<_, String>(*matches.subcommand().unwrap().1.get_one::<bool>(&id).unwrap())
+            };
+            for (form, expected) in [("", true), ("=true", true), ("=false", false)] {
+                assert_eq!(read(form), Ok(expected), "{command} {flag}{form}");
+            }
+            for (form, expected) in [(" true", true), (" false", false)] {
+                match read(form) {
+                    Err(error) if has_positionals => {
+                        let told = format!("write --flag={expected}");
+                        assert!(error.contains(&told), "{command} {flag}{form}: {error}");
+                    }
+                    told => assert_eq!((told, has_positionals), (Ok(expected), false), "{command} {flag}"),
+                }
             }
         }
-        assert_eq!(text.matches("[=BOOL]").count(), number, "a flag that this test does not know");
+        let forms = [" [BOOL]`", "[=BOOL]`"].map(|form| text.matches(form).count());
+        assert_eq!(forms, numbers, "a flag that this test does not know");
         assert!(!text.contains(" BOOL`"));
         let is_plain = |arg: &Arg| matches!(arg.get_action(), ArgAction::SetTrue | ArgAction::SetFalse);
         assert!(!arguments(&Cli::command()).iter().any(is_plain), "--flag=false must work too");

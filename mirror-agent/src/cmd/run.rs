@@ -38,6 +38,7 @@ pub async fn run(mut args: RunArgs) -> anyhow::Result<()> {
         (None, node) => {
             let node = node.unwrap_or_default();
             let client = mirror_client::connect(&Options::default(), &Environment::of_process()).await?;
+            Watched::ALL.iter().for_each(|watched| metrics.watch_begins(watched.name()));
             let restarts = metrics.clone();
             let restarted = move |watched: Watched| restarts.watch_restart(watched.name());
             let pods = KubePods::watch(client.clone(), &node, restarted);

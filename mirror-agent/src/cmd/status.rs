@@ -171,7 +171,7 @@ fn misfit(MisfitCount { direction, misfit, packets, bytes }: MisfitCount) -> Mis
 fn counter(Count { direction, verdict, packets, bytes }: Count) -> CounterStatus {
     CounterStatus {
         direction: direction.name().to_owned(),
-        verdict: verdict.name().to_owned(),
+        result: verdict.name().to_owned(),
         packets,
         bytes,
     }

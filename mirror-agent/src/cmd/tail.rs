@@ -26,7 +26,7 @@ use std::{
 };
 
 use anyhow::{Context as _, anyhow, bail};
-use mirror_core::pcapng::NO_PAST;
+use mirror_capture::pcapng::NO_PAST;
 use tokio::{
     io::AsyncReadExt as _,
     net::UnixStream,

@@ -142,14 +142,14 @@ async fn a_recorder_reports_how_full_it_is() {
     let (mut first, _ring, _) = first.await.unwrap().unwrap();
     let mut fills = agent.control.fills();
     for used in [70, 80] {
-        let fill = Fill { used, size: 99, reach_ns: 5 };
+        let fill = Fill { used, size: 99, oldest_ns: 5 };
         write_line(&mut first, &fill).await.unwrap();
         fills.wait_for(|fills| *fills == BTreeMap::from([(live(), fill)])).await.unwrap();
     }
     agent.control.end();
     agent.round();
     fills.wait_for(BTreeMap::is_empty).await.unwrap();
-    write_line(&mut first, &Fill { used: 90, size: 99, reach_ns: 5 }).await.unwrap();
+    write_line(&mut first, &Fill { used: 90, size: 99, oldest_ns: 5 }).await.unwrap();
     let second = agent.ask();
     settle().await;
     assert!(agent.control.watch().borrow().rings().is_empty(), "the first program is still connected");

@@ -1,6 +1,6 @@
 //! The metrics of the controller.
 
-use std::time::Duration;
+use std::{borrow::Cow, time::Duration};
 
 use prometheus::{Histogram, IntCounterVec, IntGauge, Opts, Registry, TextEncoder};
 
@@ -71,6 +71,14 @@ impl ControllerMetrics {
         })
     }
 
+    /// Begins the counters of writes of these kinds at zero, so that `rate` sees the first failure.
+    pub(crate) fn writes_begin(&self, kinds: &[Cow<'_, str>]) {
+        for kind in kinds {
+            self.writes.with_label_values(&[kind]);
+            self.failures.with_label_values(&[kind]);
+        }
+    }
+
     /// Sets whether this replica holds the Lease.
     pub(crate) fn leads(&self, leads: bool) {
         self.leads.set(leads.into());
@@ -90,6 +98,11 @@ impl ControllerMetrics {
     pub(crate) fn written(&self, kind: &str, is_written: bool, took: Duration) {
         if is_written { &self.writes } else { &self.failures }.with_label_values(&[kind]).inc();
         self.reconcile.observe(took.as_secs_f64());
+    }
+
+    /// Begins the counter of restarts of a watch of these objects at zero.
+    pub(crate) fn watch_begins(&self, objects: &str) {
+        self.watch_restarts.with_label_values(&[objects]);
     }
 
     /// Counts a restart of a watch of these objects.

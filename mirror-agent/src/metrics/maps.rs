@@ -196,16 +196,16 @@ pub(super) fn register_recorders(
     let used =
         by_target("podmirror_recorder_used_bytes", "Bytes of the packets in the memory of a recorder.")?;
     let sizes = by_target("podmirror_recorder_size_bytes", "Maximum of podmirror_recorder_used_bytes.")?;
-    let reach = by_target(
-        "podmirror_recorder_reach_seconds",
-        "Age of the oldest packet that the memory of a recorder can still have.",
+    let oldest = by_target(
+        "podmirror_recorder_oldest_timestamp_seconds",
+        "Unix time of the oldest packet that the memory of a recorder can still have.",
     )?;
-    for (target, Fill { used: bytes, size, reach_ns }) in fills {
-        for (gauge, value) in [(&used, *bytes), (&sizes, *size), (&reach, reach_ns / 1_000_000_000)] {
+    for (target, Fill { used: bytes, size, oldest_ns }) in fills {
+        for (gauge, value) in [(&used, *bytes), (&sizes, *size), (&oldest, oldest_ns / 1_000_000_000)] {
             gauge.with_label_values(&[target.0.as_str()]).set(i64::try_from(value).unwrap_or(i64::MAX));
         }
     }
-    [used, sizes, reach].iter().try_for_each(|gauge| register(registry, gauge))
+    [used, sizes, oldest].iter().try_for_each(|gauge| register(registry, gauge))
 }
 
 /// Creates a gauge for each target.

@@ -268,13 +268,12 @@ fn a_ring_is_told_by_the_name_of_its_stream_unless_it_is_of_a_capture() {
             "podmirror_stream_ring_used_bytes{target=\"live\"} 136",
         ]
     );
-    let fills =
-        [("live".parse().map(TargetName).unwrap(), Fill { used: 70, size: 99, reach_ns: 61_900_000_000 })]
-            .into();
+    let fill = Fill { used: 70, size: 99, oldest_ns: 1_767_225_600_900_000_000 };
+    let fills = [("live".parse().map(TargetName).unwrap(), fill)].into();
     assert_eq!(
         lines(|registry| register_recorders(registry, &fills).unwrap()),
         [
-            "podmirror_recorder_reach_seconds{target=\"live\"} 61",
+            "podmirror_recorder_oldest_timestamp_seconds{target=\"live\"} 1767225600",
             "podmirror_recorder_size_bytes{target=\"live\"} 99",
             "podmirror_recorder_used_bytes{target=\"live\"} 70",
         ]

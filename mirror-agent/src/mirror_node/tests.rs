@@ -36,6 +36,7 @@ fn mirror(name: &str, pods: usize) -> Coverage {
             generation: 2,
             mirror: Some(MirrorId(Name::of_mirror(&name.parse().unwrap()))),
             refused: None,
+            target: TargetName::default(),
             nics: Default::default(),
             pods: pods.into_iter().collect(),
         },

@@ -87,8 +87,9 @@ impl Watched {
         }
     }
 
-    /// The number of kinds.
-    const COUNT: usize = 5;
+    /// All kinds.
+    pub const ALL: [Self; 5] =
+        [Self::Pods, Self::Namespaces, Self::Mirrors, Self::ClusterMirrors, Self::MirrorTargets];
 
     /// The page size of a list. The authors of the objects are untrusted, and an object has up to 1.5 MB.
     const fn page(self) -> u32 {
@@ -126,7 +127,7 @@ impl KubePods {
         let shared = Arc::new(Shared {
             changed: Notify::new(),
             state: watch::Sender::new(SourceState::Starting),
-            each: Mutex::new([SourceState::Starting; Watched::COUNT]),
+            each: Mutex::new([SourceState::Starting; Watched::ALL.len()]),
             restarted: Box::new(restarted),
         });
         let mut watches = Watches { client, shared, seconds: watch_seconds(node), tasks: JoinSet::new() };
@@ -270,7 +271,7 @@ struct Shared {
     changed: Notify,
     state: watch::Sender<SourceState>,
     /// The state of each watch.
-    each: Mutex<[SourceState; Watched::COUNT]>,
+    each: Mutex<[SourceState; Watched::ALL.len()]>,
     restarted: Box<dyn Fn(Watched) + Send + Sync>,
 }
 

@@ -223,13 +223,14 @@ impl Memory {
         }
         let keyed = |resource: &Resource| Some((resource.id.clone(), Keyed::of(resource, &self.policy)?));
         report.streams = resources.iter().filter_map(keyed).collect();
+        let why_down = |name: &TargetName| report.unwritten.get(name).or_else(|| report.unreached.get(name));
+        report.down = mirror_core::targets::down(&desired.targets, why_down);
+        let installed = installed(&desired, actual, &incomplete);
         report.resources = match listed {
-            Some(_) => coverage(choice.selected, &installed(&desired, actual, &incomplete), &report.skipped),
+            Some(_) => coverage(choice.selected, &installed, &report.skipped, &report.down),
             None => Vec::new(),
         };
         report.mirrors = mirrored(&choice.wanted, &desired, actual, &incomplete, &misfits);
-        let why_down = |name: &TargetName| report.unwritten.get(name).or_else(|| report.unreached.get(name));
-        report.down = mirror_core::targets::down(&desired.targets, why_down);
         report.targets = self.target_states(mirror_targets, &desired, report);
         report.wanted = desired.taps.len();
         report.attached = match report.is_listed {

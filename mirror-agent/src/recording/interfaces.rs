@@ -8,10 +8,8 @@ use std::{
     sync::Arc,
 };
 
-use mirror_core::{
-    filter::{self, Program},
-    pcapng::{Interface, InterfaceId, Section, Statistics, Writer},
-};
+use mirror_capture::pcapng::{Interface, InterfaceId, Section, Statistics, Writer};
+use mirror_core::filter::{self, Program};
 
 use super::{Counters, Flaws, Source};
 

@@ -108,7 +108,7 @@ fn number(block: &[u8], place: usize) -> Option<u32> {
 mod tests {
     #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-    use mirror_core::pcapng::{Interface, Packet, Section, Writer};
+    use mirror_capture::pcapng::{Interface, Packet, Section, Writer};
 
     use super::*;
 

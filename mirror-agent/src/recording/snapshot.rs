@@ -4,7 +4,8 @@
 
 use std::{collections::BTreeMap, ops::RangeInclusive, path::PathBuf};
 
-use mirror_core::{filter::Program, pcapng::InterfaceId};
+use mirror_capture::pcapng::InterfaceId;
+use mirror_core::filter::Program;
 use serde::{Deserialize, Serialize};
 
 use super::{
@@ -67,8 +68,8 @@ pub struct Fill {
     pub used: u64,
     /// The maximum of these bytes.
     pub size: u64,
-    /// The age of the oldest packet that it can still have, in ns.
-    pub reach_ns: u64,
+    /// The time of the oldest packet that it can still have, in nanoseconds since the epoch.
+    pub oldest_ns: u64,
 }
 
 impl Recorder {
@@ -101,11 +102,10 @@ impl Recorder {
         Some(snapshot)
     }
 
-    /// Returns how full the memory for the newest packets is; `None`: the recording does not keep these. `now_ns` is on
-    /// `CLOCK_MONOTONIC`.
-    pub fn fill(&mut self, now_ns: u64) -> Option<Fill> {
+    /// Returns how full the memory for the newest packets is; `None`: the recording does not keep these.
+    pub fn fill(&mut self, now: Clock) -> Option<Fill> {
         let (used, size) = self.store.use_of_memory()?;
-        Some(Fill { used, size, reach_ns: self.reach_ns(now_ns)? })
+        Some(Fill { used, size, oldest_ns: now.wall_ns.saturating_sub(self.reach_ns(now.monotonic_ns)?) })
     }
 
     /// The age of the oldest packet that the recording can still have, in ns.

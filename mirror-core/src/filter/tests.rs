@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::frame::{Frame, Wire};
+use mirror_capture::frame::{Frame, Wire};
 
 const SAME: [&str; 16] = [
     "tcp port 443",

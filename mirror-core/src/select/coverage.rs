@@ -6,14 +6,15 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::{Selected, Skipped};
-use crate::model::{Ended, MirrorId, PodId};
+use crate::model::{Ended, MirrorId, PodId, TargetName};
 
 /// The state of a resource on this node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Coverage {
     /// The resource, with the pods that it selects.
     pub of: Selected,
-    /// The pods that are mirrored as requested: on all requested NICs, in all directions.
+    /// The pods that are mirrored as requested: on all requested NICs, in all directions, to a target that accepts
+    /// copies.
     pub covered: BTreeSet<PodId>,
     /// The reasons for the other pods; at least one for each.
     pub not_covered: BTreeSet<NotCovered>,
@@ -47,6 +48,11 @@ impl NotCovered {
         Self { pod: pod.clone(), nic: None, reason: "Ended", message }
     }
 
+    fn target_down(pod: &PodId, target: &TargetName, why: &str) -> Self {
+        let message = format!("nothing is copied to the target {target} now: {why}");
+        Self { pod: pod.clone(), nic: None, reason: "TargetDown", message }
+    }
+
     /// No reason is known, but the mirror is not installed.
     fn not_yet(pod: &PodId) -> Self {
         let message = "the agent has not installed it yet; if that fails, the log of the agent says why";
@@ -58,11 +64,13 @@ impl NotCovered {
 /// limit that has ended one of the sessions.
 pub type Installed = BTreeMap<PodId, BTreeMap<MirrorId, Option<Ended>>>;
 
-/// Returns the coverage of each resource. `skipped` has what is not installed, and why.
+/// Returns the coverage of each resource. `skipped` has what is not installed, and why; `down` has the targets that
+/// accept no copies, and why.
 pub fn coverage(
     selected: Vec<Selected>,
     installed: &Installed,
     skipped: &BTreeSet<Skipped>,
+    down: &BTreeMap<TargetName, String>,
 ) -> Vec<Coverage> {
     let mut reasons = BTreeMap::<_, Vec<_>>::new();
     for skipped in skipped {
@@ -74,6 +82,7 @@ pub fn coverage(
             not_covered.extend(of.pods.iter().map(NotCovered::no_reader));
             return Coverage { of, covered, not_covered };
         };
+        let down = down.get(&of.target);
         for pod in &of.pods {
             let of_pod = reasons.get(&Some(pod)).into_iter().flatten();
             let of_mirror = of_pod.filter(|skipped| skipped.concerns(&mirror));
@@ -83,11 +92,16 @@ pub fn coverage(
                 not_covered.extend(reasons);
                 continue;
             }
-            match installed.get(pod).and_then(|mirrors| mirrors.get(&mirror)) {
-                Some(None) => drop(covered.insert(pod.clone())),
-                Some(Some(limit)) => drop(not_covered.insert(NotCovered::ended(pod, *limit))),
-                None => drop(not_covered.insert(NotCovered::not_yet(pod))),
-            }
+            let reason = match (installed.get(pod).and_then(|mirrors| mirrors.get(&mirror)), down) {
+                (Some(None), None) => {
+                    covered.insert(pod.clone());
+                    continue;
+                }
+                (Some(None), Some(why)) => NotCovered::target_down(pod, &of.target, why),
+                (Some(Some(limit)), _) => NotCovered::ended(pod, *limit),
+                (None, _) => NotCovered::not_yet(pod),
+            };
+            not_covered.insert(reason);
         }
         Coverage { of, covered, not_covered }
     };

@@ -67,6 +67,8 @@ pub struct Selected {
     pub mirror: Option<MirrorId>,
     /// Why the resource has no effect on any pod: the reason in one word, and an explanation.
     pub refused: Option<(&'static str, String)>,
+    /// The target of its copies; `default` if it is refused.
+    pub target: TargetName,
     /// The NICs that it requests.
     pub nics: Nics,
     /// The pods that it selects.
@@ -201,9 +203,9 @@ impl<'r> Resources<'r> {
                 Some((text, _)) if !filters.knows(text) => Ok((draft.session, draft.nics)),
                 _ => draft.compiled(filters),
             });
-            let (nics, refused) = match asks {
-                Ok((_, nics)) => (nics, not_allowed.get(&place).map(Why::told)),
-                Err(why) => (Nics::default(), Some(why.told())),
+            let (target, nics, refused) = match asks {
+                Ok((session, nics)) => (session.target, nics, not_allowed.get(&place).map(Why::told)),
+                Err(why) => (TargetName::default(), Nics::default(), Some(why.told())),
             };
             Some(Selected {
                 id: id.clone(),
@@ -211,6 +213,7 @@ impl<'r> Resources<'r> {
                 generation: *generation,
                 mirror: read.mirror,
                 refused,
+                target,
                 nics,
                 pods: pods.remove(&place)?,
             })

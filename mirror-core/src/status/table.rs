@@ -14,7 +14,7 @@ const COLUMNS: [&str; 11] = [
     "TARGET",
     "MIRRORED",
     "DIRECTION",
-    "VERDICT",
+    "RESULT",
     "PACKETS",
     "BYTES",
 ];
@@ -73,7 +73,7 @@ pub(super) fn table(status: &NodeStatus) -> String {
         head = with_network(head, tap.network.as_deref());
         for counter in &session.counters {
             let numbers = [counter.packets.to_string(), counter.bytes.to_string()];
-            head.extend([counter.direction.clone(), counter.verdict.clone()]);
+            head.extend([counter.direction.clone(), counter.result.clone()]);
             head.extend(numbers);
             let empty = vec![String::new(); HEAD + usize::from(has_networks)];
             rows.push(std::mem::replace(&mut head, empty));
@@ -272,9 +272,9 @@ mod tests {
         assert_eq!(
             lines(vec![tap("eth0", None), tap("net1", Some("shop/fast"))]),
             [
-                "POD       NIC   NETWORK    DEVICE     HOOKS      MIRROR   TARGET   MIRRORED  DIRECTION  VERDICT  PACKETS  BYTES",
-                "shop/web  eth0  -          veth-eth0  none/none  default  default  both      -          -        0        0",
-                "shop/web  net1  shop/fast  veth-net1  none/none  default  default  both      -          -        0        0",
+                "POD       NIC   NETWORK    DEVICE     HOOKS      MIRROR   TARGET   MIRRORED  DIRECTION  RESULT  PACKETS  BYTES",
+                "shop/web  eth0  -          veth-eth0  none/none  default  default  both      -          -       0        0",
+                "shop/web  net1  shop/fast  veth-net1  none/none  default  default  both      -          -       0        0",
             ]
         );
         let mut two_sides = tap("eth0", None);
@@ -283,7 +283,7 @@ mod tests {
         assert!(lines(vec![two_sides])[1].starts_with("shop/web  eth0  veth-eth0  tcx/tcx in pod  default"));
         assert_eq!(
             lines(vec![tap("eth0", None)])[0],
-            "POD       NIC   DEVICE     HOOKS      MIRROR   TARGET   MIRRORED  DIRECTION  VERDICT  PACKETS  BYTES"
+            "POD       NIC   DEVICE     HOOKS      MIRROR   TARGET   MIRRORED  DIRECTION  RESULT  PACKETS  BYTES"
         );
     }
 

@@ -3,7 +3,7 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use mirror_core::frame::{Frame, VlanTag, Wire};
+use mirror_capture::frame::{Frame, VlanTag, Wire};
 
 /// Most bytes of the wire frames of one frame, beside four times the captured bytes.
 const MORE: usize = 8 << 10;

@@ -3,21 +3,15 @@
 
 #![no_main]
 
-#[path = "../../../kubectl-mirror/src/tail/blocks.rs"]
-mod blocks;
-#[path = "../../../kubectl-mirror/src/tail/combined.rs"]
-mod combined;
-#[expect(dead_code, reason = "what only the plugin needs")]
-#[path = "../../../kubectl-mirror/src/tail/merge.rs"]
-mod merge;
-
 use std::time::Duration;
 
-use blocks::{Block, Blocks};
-use combined::Combined;
 use libfuzzer_sys::fuzz_target;
-use merge::{Bounds, Merge};
-use mirror_core::pcapng::{self, Interface, InterfaceId, MAX_TEXT, Section, Writer};
+use mirror_capture::{
+    blocks::{Block, Blocks},
+    combined::Combined,
+    merge::{Bounds, Merge},
+    pcapng::{self, Interface, InterfaceId, MAX_TEXT, Section, Writer},
+};
 
 const BOUNDS: Bounds = Bounds { hold: Duration::from_secs(1), bytes: 1000 };
 

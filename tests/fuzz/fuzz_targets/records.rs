@@ -3,13 +3,8 @@
 
 #![no_main]
 
-#[expect(dead_code, reason = "what only the plugin needs")]
-#[path = "../../../kubectl-mirror/src/tail/blocks.rs"]
-mod blocks;
-
 use std::path::PathBuf;
 
-use blocks::{Block, Blocks};
 use libfuzzer_sys::{
     arbitrary::{self, Arbitrary},
     fuzz_target,
@@ -18,6 +13,7 @@ use mirror_agent::{
     dataplane::rings::split,
     recording::{Bound, Clock, Destination, Excerpt, Kept, Plan, Recorder, Source},
 };
+use mirror_capture::blocks::{Block, Blocks};
 use mirror_common::stream::HEAD;
 
 /// A call of the recorder.

@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 use crate::{
     Node,
     resources::{Story, resource, wait_mirrors},
-    targets::target,
+    targets::{namespaces, target},
 };
 
 /// A controller sees all Mirrors of the cluster, so only one story at a time runs controllers.
@@ -197,7 +197,12 @@ fn what_the_nodes_report_is_summed_up_by_the_controller_that_holds_the_lease() {
     for port in [10706, 10707, 10708] {
         lint_metrics(&get(port, "/metrics").unwrap().body);
     }
+    let waiting = get(10708, "/metrics").unwrap().body;
+    let zero = "podmirror_controller_write_failures_total{kind=\"MirrorTarget\"} 0\n";
+    assert!(waiting.contains(zero), "{waiting}");
     let metrics = get(10707, "/metrics").unwrap().body;
+    let of_watch = "podmirror_controller_watch_restarts_total{watch=\"mirrornodes\"} ";
+    assert!(metrics.contains(of_watch), "{metrics}");
     let value = |series: &str| {
         let of = metrics
             .lines()
@@ -262,14 +267,15 @@ fn the_status_of_a_mirror_target_says_which_nodes_can_copy_to_it() {
     let _alone = alone();
     let story = &mut Story::new("controller-targets");
     let namespace = story.node.api.namespace().to_owned();
-    let spec = json!({ "pod": { "namespace": namespace, "name": "ids" } });
-    let name = &story.mirror_target(&spec);
+    let pod = json!({ "namespace": namespace, "name": "ids" });
+    let name = &story.mirror_target(&json!({ "pod": pod, "allowedNamespaces": namespaces(&namespace) }));
+    story.mirror("all", "web", &json!({ "targetRef": { "name": name } }));
     let far = &refuse(story, "far", 0, name);
     // The agent of this node has not reported for a while.
     let gone = &refuse(story, "gone", 20, name);
-    let [ids] = story.node.pods(["ids"]);
+    let [ids, web] = story.node.pods(["ids", "web"]);
     let Node { api, lab } = &story.node;
-    let _container = api.run(lab, &ids, &[]);
+    let _containers = [api.run(lab, &ids, &[]), api.run(lab, &web, &[])];
     let controller = controller(story, "one", "");
     let agent = api.agent(lab, &[]);
     // The agent and the controller have just started, and several changes of each may be waiting for their writes.
@@ -309,6 +315,9 @@ fn the_status_of_a_mirror_target_says_which_nodes_can_copy_to_it() {
     assert_eq!(words[0], ["NAME", "TYPE", "DESTINATION", "READY", "AGE"], "{table}");
     assert_eq!(words[1][1..3], ["Pod", &format!("{namespace}/ids")], "{table}");
 
+    let of_mirror = wait_status(story, "all", |status| condition(status, "Ready")["status"] == "True");
+    assert_eq!(of_mirror["uncovered"], Value::Null, "{of_mirror:#}");
+
     // Deletes the node that refuses the target, and the pod.
     api.kubectl(&format!("delete mirrornode {far}"));
     let status = wait(&|status| condition(status, "Accepted")["status"] == "True");
@@ -317,6 +326,16 @@ fn the_status_of_a_mirror_target_says_which_nodes_can_copy_to_it() {
     let status = wait(&|status| ready(status) == 0);
     let (word, message) = reason(&status, own).unwrap();
     assert_eq!((word.as_str(), message.as_str()), ("TargetDown", "no such pod is on this node"));
+    let of_mirror = wait_status(story, "all", |status| condition(status, "Ready")["status"] == "False");
+    let told = condition(&of_mirror, "Ready");
+    assert_eq!(told["message"], "1 of 1 pod is not covered: TargetDown", "{of_mirror:#}");
+    let first = &of_mirror["uncovered"][0];
+    let expected = format!("nothing is copied to the target {name} now: no such pod is on this node");
+    assert_eq!(
+        (&first["reason"], &first["message"]),
+        (&json!("TargetDown"), &json!(expected)),
+        "{of_mirror:#}"
+    );
 
     // An error in the MirrorTarget itself is found without a node.
     let to_itself = json!({ "vxlan": { "remoteIP": "127.0.0.1", "destinationPort": 14789, "vni": 7 } });

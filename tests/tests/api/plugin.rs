@@ -72,6 +72,14 @@ fn a_mirror_is_made_shown_and_deleted_as_by_kubectl() {
         said(&format!("{name} created (server dry run)"))
     );
     assert_eq!(plugin(api, "status"), no_mirrors);
+    // Without a server, too.
+    let nowhere = "--server http://127.0.0.1:1";
+    assert_eq!(
+        plugin(api, &format!("on -l app=web --name mine --dry-run=client {nowhere}")),
+        said("mirror.podmirror.io/mine created (dry run)")
+    );
+    let (code, _, why) = plugin(api, &format!("status {nowhere}"));
+    assert!(code == Some(1) && why.starts_with("error: the API server http://127.0.0.1:1: "), "{why}");
 
     assert_eq!(plugin(api, "on deploy/web --filter udp"), said(&format!("{name} created")));
     assert_eq!(plugin(api, "on deployments.apps/web --filter udp"), said(&format!("{name} unchanged")));
@@ -87,12 +95,14 @@ fn a_mirror_is_made_shown_and_deleted_as_by_kubectl() {
     let (_, table, _) = plugin(api, "status");
     assert!(table.starts_with("NAME  ") && table.lines().count() == 2, "{table}");
 
-    assert_eq!(
-        plugin(api, "off deploy web --dry-run=server"),
-        said(&format!("{name} deleted (server dry run)"))
-    );
-    assert_eq!(plugin(api, "off deploy web"), said(&format!("{name} deleted")));
+    let dry_run = kubectl(api, "delete mirror deploy-web --dry-run=server");
+    assert_eq!(plugin(api, "off deploy web --dry-run=server"), dry_run);
+    let (code, deleted, why) = dry_run;
+    let deleted = deleted.replace(" (server dry run)", "");
+    assert_eq!(plugin(api, "off deploy web"), (code, deleted, why));
     assert_eq!(plugin(api, "off deploy/web"), kubectl(api, "get mirror deploy-web"));
+    let ignored = kubectl(api, "delete mirror deploy-web --ignore-not-found");
+    assert_eq!(plugin(api, "off deploy web --ignore-not-found"), ignored);
     assert_eq!(plugin(api, "on deploy/nosuch"), kubectl(api, "get deploy nosuch"));
     assert_eq!(plugin(api, "explain pod nosuch"), kubectl(api, "get pod nosuch"));
     // A Mirror of another author.
@@ -228,6 +238,10 @@ fn the_shell_completes_what_kubectl_asks_the_plugin_for() {
     assert_eq!(completed(&["status", "--wat"]), ["--watch", ":4"]);
     assert_eq!(completed(&["explain", "d"]), ["db", "deploy", "ds", ":4"]);
     assert_eq!(completed(&["tail", "deploy", ""]), ["web", ":4"]);
+    assert_eq!(completed(&["tail", "web", "d"]), ["db", ":4"]);
+    assert_eq!(completed(&["explain", "web", "d"]), [":4"]);
+    let (_, context, _) = kubectl(api, "config current-context");
+    assert!(completed(&["status", "--context", ""]).contains(&context.trim().to_owned()), "{context}");
     assert_eq!(completed(&["on", "deploy/w"]), ["deploy/web", ":4"]);
     assert_eq!(completed(&["on", "-n", "default", "deploy", "w"]), [":4"]);
     assert_eq!(completed(&["status", "-n", namespace]), [namespace, ":4"]);

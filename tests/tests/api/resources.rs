@@ -244,6 +244,13 @@ fn a_mirror_that_cannot_be_used_is_told_of_with_the_place_of_the_mistake() {
         (json!({ "direction": "Sideways" }), "spec.direction"),
         (json!({ "limits": { "duration": "1d" } }), "spec.limits.duration"),
         (json!({ "limits": { "bytes": "1Pi" } }), "spec.limits.bytes"),
+        (json!({ "limits": { "bytes": "0Gi" } }), "spec.limits.bytes"),
+        (json!({ "limits": { "packets": -1 } }), "spec.limits.packets"),
+        (json!({ "limits": { "duration": "0s" } }), "duration must be from 1ms to 8760h"),
+        (json!({ "limits": { "duration": "99999h" } }), "duration must be from 1ms to 8760h"),
+        (json!({ "rateLimit": { "packetsPerSecond": 0 } }), "spec.rateLimit.packetsPerSecond"),
+        (json!({ "rateLimit": { "packetsPerSecond": 1, "burst": "1h" } }), "burst must be from 1ms to 10s"),
+        (json!({ "nics": ["a/b c"] }), "spec.nics[0]"),
         (json!({ "filtre": "tcp" }), "spec.filtre"),
     ] {
         let told = refused("x", &spec);

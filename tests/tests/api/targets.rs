@@ -23,7 +23,7 @@ pub(crate) fn target(name: &str, spec: &Value) -> Value {
 }
 
 /// The namespaces with this name.
-fn namespaces(name: &str) -> Value {
+pub(crate) fn namespaces(name: &str) -> Value {
     json!({ "from": "Selector", "selector": { "matchLabels": { "kubernetes.io/metadata.name": name } } })
 }
 
@@ -165,6 +165,8 @@ fn a_mirror_target_that_cannot_be_is_refused_by_the_server_or_told_of() {
         api.try_kubectl_with("create --dry-run=server -f -", &target(name, spec).to_string()).unwrap_err()
     };
     let device = json!({ "name": "ids0" });
+    let unknown = json!({ "matchExpressions": [{ "key": "team", "operator": "Foo" }] });
+    let unknown = json!({ "from": "Selector", "selector": unknown });
     let vxlan = |more: Value| {
         let mut vxlan = json!({ "remoteIP": "10.9.0.5", "destinationPort": 14789 });
         vxlan.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
@@ -185,6 +187,13 @@ fn a_mirror_target_that_cannot_be_is_refused_by_the_server_or_told_of() {
         ("x", vxlan(json!({ "vniRange": { "min": 9, "max": 1 } })), "min must be less than max"),
         ("x", json!({ "device": device, "allowedNamespaces": { "from": "Selector" } }), "use selector"),
         ("x", json!({ "device": { "name": "a/b" } }), "spec.device.name"),
+        ("x", vxlan(json!({ "vni": 7, "remoteIP": "" })), "spec.vxlan.remoteIP"),
+        ("x", vxlan(json!({ "vni": 7, "remoteIP": "ids.example" })), "spec.vxlan.remoteIP"),
+        ("x", vxlan(json!({ "vni": 7, "device": "a/b" })), "spec.vxlan.device"),
+        ("x", json!({ "device": device, "allowedNamespaces": unknown }), "matchExpressions[0].operator"),
+        ("x", json!({ "pod": { "namespace": "A B", "name": "ids" } }), "spec.pod.namespace"),
+        ("x", json!({ "pod": { "namespace": "a", "name": "ids_0" } }), "spec.pod.name"),
+        ("x", json!({ "pod": { "namespace": "a", "name": "ids", "nic": "a/b c" } }), "spec.pod.nic"),
         ("default", json!({ "device": device }), "use another name"),
         ("x.y", json!({ "device": device }), "no dot"),
     ] {

@@ -169,7 +169,7 @@ fn counters(status: &Status) {
         for counts in &tap.counters {
             println!(
                 "    {:<8} {:<12} {:>5} packets {:>7} bytes",
-                counts.direction, counts.verdict, counts.packets, counts.bytes
+                counts.direction, counts.result, counts.packets, counts.bytes
             );
         }
     }

@@ -39,7 +39,7 @@ fn counters_of(status: &Status) -> Metrics {
                 pod.namespace,
                 tap.nic,
                 pod.name,
-                counts.verdict,
+                counts.result,
                 session.target,
             );
             counters.insert(format!("podmirror_packets_total{labels}"), counts.packets as f64);

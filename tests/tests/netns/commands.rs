@@ -214,7 +214,7 @@ fn status_tells_the_same_with_and_without_an_agent() {
         let row = |line: &str| {
             let cells: Vec<&str> = line.split_whitespace().collect();
             let numbers = [counts.packets.to_string(), counts.bytes.to_string()];
-            cells.ends_with(&[&counts.direction, &counts.verdict, &numbers[0], &numbers[1]])
+            cells.ends_with(&[&counts.direction, &counts.result, &numbers[0], &numbers[1]])
         };
         assert!(table.lines().any(row), "{counts:?} is not in\n{table}");
     }

@@ -29,8 +29,8 @@ fn wait_counters_told(lab: &Lab, device: &str) {
         let told = counters.iter().all(|counter| {
             let count =
                 format!("{} {} packets ({} bytes)", counter.direction, counter.packets, counter.bytes);
-            let of_verdict = |line: &str| line.trim_start().starts_with(&format!("{}: ", counter.verdict));
-            text.lines().any(|line| of_verdict(line) && line.contains(&count))
+            let of_result = |line: &str| line.trim_start().starts_with(&format!("{}: ", counter.result));
+            text.lines().any(|line| of_result(line) && line.contains(&count))
         });
         check(told && !counters.is_empty(), || format!("{counters:#?} are not all in\n{text}"))
     });

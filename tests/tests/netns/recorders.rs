@@ -1,6 +1,6 @@
 //! The newest packets of a running recording: `recorder` and `tail --since`, and SIGUSR1 for `capture --ring`.
 
-use std::{fs, os::unix::fs::MetadataExt as _};
+use std::{fs, os::unix::fs::MetadataExt as _, time::UNIX_EPOCH};
 
 use mirror_tests::{
     Agent, Exit, Lab, PacketFile, PodNs, PodsFile, SOON, Tail, check, eventually, while_pinging,
@@ -60,6 +60,7 @@ fn what_is_recorded_outlives_the_agent() {
         let exit = past(lab, &of).unwrap_err();
         assert!(exit.stderr.contains("no recorder runs on this node"), "{exit:?}");
     }
+    let begun = UNIX_EPOCH.elapsed().unwrap().as_secs_f64().floor();
     let mut recorder = recorder(lab);
 
     let inside = Inside::of(web);
@@ -70,11 +71,13 @@ fn what_is_recorded_outlives_the_agent() {
     // All IPv4 packets here are ICMP.
     assert_eq!((first.frames("egress"), first.frames("ingress")), (sent.ipv4(), received.ipv4()));
     assert_eq!(first.statistics, [(10, 0)]);
-    let fill = ["used_bytes", "size_bytes", "reach_seconds"];
+    let fill = ["used_bytes", "size_bytes", "oldest_timestamp_seconds"];
     let fill = fill.map(|name| format!("podmirror_recorder_{name}{{target=\"live\"}}"));
     lab.wait_metrics(|metrics| {
-        let [used, size, reach] = fill.each_ref().map(|series| metrics.get(series).copied());
-        used.is_some_and(|used| (10.0 * 98.0..1e5).contains(&used)) && size == Some(1e6) && reach.is_some()
+        let [used, size, oldest] = fill.each_ref().map(|series| metrics.get(series).copied());
+        used.is_some_and(|used| (10.0 * 98.0..1e5).contains(&used))
+            && size == Some(1e6)
+            && oldest.is_some_and(|oldest| (begun..begun + 60.0).contains(&oldest))
     });
     assert_eq!(recorded(lab, &["--pod", "default/web"], 10).packets, first.packets);
     assert_eq!(recorded(lab, &["--pod", "default/*"], 10).packets, first.packets);

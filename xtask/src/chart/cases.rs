@@ -12,7 +12,7 @@ pub(super) const TAKEN: &[(&[&str], &str)] = &[
     (&["securityContext.appArmorProfile=null"], "kubectl.kubernetes.io/default-container: agent\n    spec:"),
     (&["enableMirror=true"], "name: PODMIRROR_ENABLE_MIRROR\n              value: \"true\""),
     (&["defaults.packets=100000000"], "name: PODMIRROR_PACKETS\n              value: \"100000000\""),
-    (&["annotations=false"], "name: PODMIRROR_ANNOTATIONS\n              value: \"false\""),
+    (&["annotationMirroring.enabled=false"], "name: PODMIRROR_ANNOTATIONS\n              value: \"false\""),
     (&["kubeOvnAnnotations=true"], "name: PODMIRROR_KUBE_OVN_ANNOTATIONS\n              value: \"true\""),
     (&[], "name: clustermirrors.podmirror.io"),
     (&["fullnameOverride=other"], "name: other-edit"),
@@ -75,10 +75,10 @@ pub(super) const TAKEN: &[(&[&str], &str)] = &[
     (&["serviceAccount.create=false", "serviceAccount.name=mine"], "serviceAccountName: mine"),
     (&["rbac.create=false", "serviceAccount.create=false"], "serviceAccountName: default"),
     (&["fullnameOverride=other"], "resourceNames: [other]"),
-    (&["recorder.enabled=true"], "args: [recorder, --ring, 64MiB, --buffer, 4MiB]"),
+    (&["recorder.enabled=true"], "args: [recorder, --ring, 64Mi, --buffer, 4Mi]"),
     (
-        &["recorder.enabled=true", "recorder.ring=16000MiB", "recorder.buffer=32MiB"],
-        "args: [recorder, --ring, 16000MiB, --buffer, 32MiB]",
+        &["recorder.enabled=true", "recorder.ring=16000MiB", "recorder.buffer=32Mi"],
+        "args: [recorder, --ring, 16000MiB, --buffer, 32Mi]",
     ),
     (
         &["recorder.enabled=true"],
@@ -147,6 +147,19 @@ pub(super) const TAKEN_BY_NEWER: &[(&[&str], &str)] = &[
     (&["rbac.create=false"], "kind: Deployment"),
     (&["rbac.create=false"], "name: podmirror-mirrornodes"),
     (&[], "an agent cannot set finalizers on a MirrorNode"),
+    (&["controller.extraArgs={--log=debug}"], "args: [controller, \"--log=debug\"]"),
+    (
+        &["controller.extraEnv[0].name=X", "controller.extraEnv[0].value=y"],
+        "            - name: X\n              value: \"y\"\n          ports:\n            - name: metrics\n              containerPort: 10706",
+    ),
+    (
+        &[
+            "controller.extraVolumes[0].name=v",
+            "controller.extraVolumeMounts[0].name=v",
+            "controller.extraVolumeMounts[0].mountPath=/v",
+        ],
+        "          volumeMounts:\n            - mountPath: /v\n              name: v\n      volumes:\n        - name: v\n",
+    ),
     (&["ceilings.maxMirrorDuration=1h30m"], "<= duration('1h30m')"),
     (
         &["networkPolicy.enabled=true", "networkPolicy.apiServerPorts={6443}"],
@@ -160,7 +173,7 @@ pub(super) const WITHOUT: &[(&[&str], &str, &str)] = &[
     (&[], OLDEST_KUBERNETES, "kind: Deployment"),
     (&["controller.enabled=false"], "1.30.0", "kind: Deployment"),
     (&[], "1.30.0", "kind: ResourceQuota"),
-    (&["priorityClassQuota=false"], "1.30.0-gke.1", "kind: ResourceQuota"),
+    (&["priorityClassQuota=true", "priorityClassName="], "1.30.0", "kind: ResourceQuota"),
     (&["controller.replicas=1"], "1.30.0", "kind: PodDisruptionBudget"),
     (&["openshift.scc=true"], "1.30.0", "runAsUser: 65532"),
 ];
@@ -199,8 +212,8 @@ pub(super) const REFUSED: &[(&[&str], &str)] = &[
     (&["recorder.enabled=true", "recorder.target=default"], "recorder.target"),
     (&["recorder.target=Live"], "target"),
     (&["recorder.ring=64MB"], "ring"),
-    (&["recorder.ring=16001MiB"], "ring"),
-    (&["recorder.buffer=33MiB"], "buffer"),
+    (&["recorder.ring=16001Mi"], "ring"),
+    (&["recorder.buffer=33Mi"], "buffer"),
     (&["defaults.filter=tpc port 443"], "unknown word \"tpc\""),
     (&["defaults.filter=(tcp or udp"], "filter: a \"(\" or a \")\" is missing"),
     (&["defaults.filter=tcp port"], "is incomplete"),

@@ -5,11 +5,11 @@ use serde_json::{Value, from_value, json};
 
 use super::*;
 
-/// A direction, a verdict, packets and bytes.
+/// A direction, a result, packets and bytes.
 type Counter = (&'static str, &'static str, u64, u64);
 
 fn session(mirror: &str, serial: u32, counters: &[Counter]) -> Value {
-    let counter = |(direction, verdict, packets, bytes): &Counter| json!({ "direction": direction, "verdict": verdict, "packets": packets, "bytes": bytes });
+    let counter = |(direction, result, packets, bytes): &Counter| json!({ "direction": direction, "result": result, "packets": packets, "bytes": bytes });
     let counters: Vec<_> = counters.iter().map(counter).collect();
     json!({
         "mirror": mirror, "target": "default", "serial": serial, "origin": "pod", "direction": "both", "settings": {},
@@ -149,9 +149,9 @@ fn a_rate_is_short() {
 /// Any counters of two sessions.
 fn counters() -> impl Strategy<Value = Vec<Counter>> {
     let direction = prop::sample::select(vec!["ingress", "egress"]);
-    let verdict = prop::sample::select(vec!["copied", "filtered", "lost", "congested"]);
+    let result = prop::sample::select(vec!["copied", "filtered", "lost", "congested"]);
     let number = || prop_oneof![0..1000_u64, any::<u64>()];
-    prop::collection::vec((direction, verdict, number(), number()), 0..5)
+    prop::collection::vec((direction, result, number(), number()), 0..5)
 }
 
 proptest! {

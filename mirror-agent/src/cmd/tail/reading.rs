@@ -56,7 +56,7 @@ impl Ask {
                 Err(error) => warn!(%error, "the newest packets were not saved"),
             },
             Self::Fill(answer) => {
-                if let Some(fill) = recorder.fill(now.monotonic_ns) {
+                if let Some(fill) = recorder.fill(now) {
                     let _ = answer.send(fill);
                 }
             }

@@ -4,7 +4,7 @@
 
 use std::collections::BTreeSet;
 
-use mirror_core::pcapng::{Interface, Section, Writer};
+use mirror_capture::pcapng::{Interface, Section, Writer};
 use proptest::{collection::vec, option, prelude::*, sample};
 
 use super::*;

@@ -19,6 +19,7 @@ fn selected(name: &str, nics: Nics, pods: &[&str]) -> Selected {
         uid: String::new(),
         generation: 1,
         refused: None,
+        target: TargetName::default(),
         nics,
         pods: pods.iter().map(|name| pod(name)).collect(),
     }
@@ -38,9 +39,13 @@ fn told(of: &Selected, installed: &[&str], skipped: &[Skipped]) -> Vec<(String, 
 }
 
 fn of_installed(of: &Selected, installed: &Installed, skipped: &[Skipped]) -> Vec<(String, String)> {
-    let all = coverage(vec![of.clone()], installed, &skipped.iter().cloned().collect());
+    let skipped = skipped.iter().cloned().collect();
+    words(&coverage(vec![of.clone()], installed, &skipped, &BTreeMap::new()))
+}
+
+fn words(all: &[Coverage]) -> Vec<(String, String)> {
     let mut told = Vec::new();
-    for Coverage { covered, not_covered, .. } in &all {
+    for Coverage { covered, not_covered, .. } in all {
         told.extend(covered.iter().map(|pod| (pod.name.clone(), "covered".to_owned())));
         told.extend(not_covered.iter().map(|of| (of.pod.name.clone(), of.reason.to_owned())));
     }
@@ -55,6 +60,23 @@ fn a_mirror_that_a_limit_has_ended_covers_its_pod_no_more() {
     let installed = installed.map(|(name, ended)| (pod(name), [(of.id.mirror(), ended)].into())).into();
     let expected = [("a", "Ended"), ("b", "covered")].map(|(pod, told)| (pod.to_owned(), told.to_owned()));
     assert_eq!(of_installed(&of, &installed, &[]), expected);
+}
+
+#[test]
+fn a_pod_is_not_covered_while_the_target_of_its_mirror_is_down() {
+    let of = selected("x", Nics::default(), &["a", "b", "c", "d"]);
+    let installed = [("a", None), ("b", Some(Ended::Packets)), ("c", None)];
+    let installed = installed.map(|(name, ended)| (pod(name), [(of.id.mirror(), ended)].into())).into();
+    let skipped = [Skipped { pod: Some(pod("c")), nic: None, mirror: None, why: Why::NoNic }].into();
+    let down = [(TargetName::default(), "the device ids0 is down".to_owned())].into();
+    let all = coverage(vec![of.clone()], &installed, &skipped, &down);
+    let expected = [("a", "TargetDown"), ("b", "Ended"), ("c", "NoNic"), ("d", "NotYet")];
+    assert_eq!(words(&all), expected.map(|(pod, told)| (pod.to_owned(), told.to_owned())));
+    let messages: Vec<_> = all[0].not_covered.iter().map(|of| of.message.as_str()).collect();
+    assert_eq!(messages[0], "nothing is copied to the target default now: the device ids0 is down");
+    // Another target is down.
+    let of = Selected { target: TargetName("other".parse().unwrap_or_default()), ..of };
+    assert_eq!(words(&coverage(vec![of], &installed, &skipped, &down))[0].1, "covered");
 }
 
 #[test]

@@ -125,7 +125,7 @@ fn budgets(session: &SessionStatus) -> Vec<String> {
     budgets.map(|budget| format!("Budget: it ends after {budget}.")).chain(ended).collect()
 }
 
-/// Writes the counters of the mirror, by verdict.
+/// Writes the counters of the mirror, by result.
 fn counters(status: &NodeStatus, tap: &TapStatus, session: &SessionStatus, text: &mut Text) {
     let seen = |direction: Direction| {
         let counters = session.counters.iter().filter(|counter| counter.direction == direction.name());
@@ -139,15 +139,15 @@ fn counters(status: &NodeStatus, tap: &TapStatus, session: &SessionStatus, text:
         format!("The mirror has seen {ingress} packets that reach the pod and {egress} that leave it:");
     text.line(2, &line);
     let order = |name: &str| Verdict::ALL.into_iter().position(|verdict| verdict.name() == name);
-    let mut verdicts = BTreeMap::<_, Vec<String>>::new();
-    for CounterStatus { direction, verdict, packets, bytes } in &session.counters {
-        // Verdicts that this version does not know come last.
-        let key = (order(verdict).unwrap_or(usize::MAX), verdict);
-        verdicts.entry(key).or_default().push(format!("{direction} {packets} packets ({bytes} bytes)"));
+    let mut results = BTreeMap::<_, Vec<String>>::new();
+    for CounterStatus { direction, result, packets, bytes } in &session.counters {
+        // Results that this version does not know come last.
+        let key = (order(result).unwrap_or(usize::MAX), result);
+        results.entry(key).or_default().push(format!("{direction} {packets} packets ({bytes} bytes)"));
     }
-    for ((_, verdict), counts) in verdicts {
-        text.line(3, &format!("{verdict}: {}", counts.join(", ")));
-        text.line(4, verdicts::words(verdict));
+    for ((_, result), counts) in results {
+        text.line(3, &format!("{result}: {}", counts.join(", ")));
+        text.line(4, verdicts::words(result));
     }
     for (kind, (packets, bytes)) in Misfit::ALL.map(|kind| (kind, session.misfit(kind))) {
         if packets > 0 {

@@ -32,8 +32,8 @@ fn target(name: &str, destination: &str, ifindex: Option<u32>, up: bool) -> Targ
 }
 
 fn counter(direction: &str, verdict: Verdict, packets: u64) -> CounterStatus {
-    let (direction, verdict) = (direction.into(), verdict.name().into());
-    CounterStatus { direction, verdict, packets, bytes: packets * 100 }
+    let (direction, result) = (direction.into(), verdict.name().into());
+    CounterStatus { direction, result, packets, bytes: packets * 100 }
 }
 
 fn session(mirror: &str, target: &str, settings: &[(&'static str, &str)]) -> SessionStatus {

@@ -7,7 +7,7 @@ use mirror_common::verdict::{Misfit, Verdict};
 /// Returns the meaning and the remedy of a verdict, by its name.
 pub(super) fn words(name: &str) -> &'static str {
     let verdict = Verdict::ALL.into_iter().find(|verdict| verdict.name() == name);
-    verdict.map_or("This verdict is unknown to this version of mirror-agent.", of)
+    verdict.map_or("This result is unknown to this version of mirror-agent.", of)
 }
 
 /// Returns the meaning and the remedy of copies that differ from the request.

@@ -16,12 +16,10 @@ fn name_or_word(names: Vec<&'static str>) -> impl Strategy<Value = String> {
 }
 
 fn any_session() -> impl Strategy<Value = SessionStatus> {
-    let verdict = name_or_word(Verdict::ALL.map(Verdict::name).to_vec());
+    let result = name_or_word(Verdict::ALL.map(Verdict::name).to_vec());
     let direction = name_or_word(Direction::ALL.map(Direction::name).to_vec());
-    let counter =
-        (direction, verdict, 1..=u64::MAX, any::<u64>()).prop_map(|(direction, verdict, packets, bytes)| {
-            CounterStatus { direction, verdict, packets, bytes }
-        });
+    let counter = (direction, result, 1..=u64::MAX, any::<u64>())
+        .prop_map(|(direction, result, packets, bytes)| CounterStatus { direction, result, packets, bytes });
     let origin = name_or_word(Origin::ALL.map(Origin::name).to_vec());
     let numbers = (option::of(any::<u64>()), option::of(0.0..2.0), option::of(1..9_u32));
     let names = (word(), name_or_word(vec!["default", "ids", "live"]), origin);
@@ -171,9 +169,9 @@ proptest! {
             expected.extend(session.settings.packets.map(|packets| format!("after {packets} copied packets; {packets} are left")));
             expected.extend(session.settings.snaplen.map(|bytes| format!("the first {bytes} bytes")));
             expected.extend(session.ended.iter().map(|budget| printable(&format!("its budget of {budget} is used up"))));
-            for CounterStatus { direction, verdict, packets, bytes } in &session.counters {
+            for CounterStatus { direction, result, packets, bytes } in &session.counters {
                 expected.push(printable(&format!("{direction} {packets} packets ({bytes} bytes)")));
-                expected.push(format!("      {}: ", printable(verdict)));
+                expected.push(format!("      {}: ", printable(result)));
             }
             let target = status.targets.iter().find(|target| target.name == session.target);
             let unreached = status.notes.iter().flat_map(|notes| &notes.unreached_targets);

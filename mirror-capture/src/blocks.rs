@@ -1,6 +1,6 @@
 //! Parses the pcapng that an agent sends. Pure.
 //!
-//! It parses what `mirror_core::pcapng` writes, and no other files: one section, little endian, times in nanoseconds.
+//! It parses what [`pcapng`](crate::pcapng) writes, and no other files: one section, little endian, times in nanoseconds.
 //! Other blocks and options, which a newer agent could add, are ignored. An agent is a program on another machine, so
 //! nothing in a block is trusted: an impossible length is an error, and [`MOST`] bounds the buffer.
 
@@ -9,36 +9,46 @@ const MOST: usize = 512 << 10;
 /// Bytes of a block around its body: type and length before it, the length again after it.
 const AROUND: usize = 12;
 
+/// A block.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Block {
+pub enum Block {
     /// The beginning of the stream, with the agent's message about it.
     Section(String),
+    /// The next interface.
     Interface(Description),
+    /// A packet.
     Packet(Packet),
+    /// The counters of an interface.
     Statistics(Statistics),
 }
 
+/// The description of an interface.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(super) struct Description {
+pub struct Description {
     /// Its name, such as `shop/web eth0`.
-    pub(super) name: String,
-    pub(super) description: Option<String>,
-    pub(super) filter: Option<String>,
-    pub(super) comment: Option<String>,
+    pub name: String,
+    /// Free text.
+    pub description: Option<String>,
+    /// The filter of its packets.
+    pub filter: Option<String>,
+    /// A comment.
+    pub comment: Option<String>,
 }
 
+/// A packet, as the block that holds it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Packet {
+pub struct Packet {
     /// The index of the interface in the stream.
-    pub(super) interface: u32,
+    pub interface: u32,
     /// The time of the copy, in ns since the epoch.
-    pub(super) time_ns: u64,
-    pub(super) block: Vec<u8>,
+    pub time_ns: u64,
+    /// The whole block.
+    pub block: Vec<u8>,
 }
 
 impl Packet {
     /// Returns the block with another interface number.
-    pub(super) fn with_interface(mut self, interface: u32) -> Vec<u8> {
+    pub fn with_interface(mut self, interface: u32) -> Vec<u8> {
         if let Some(number) = self.block.get_mut(8..12) {
             number.copy_from_slice(&interface.to_le_bytes());
         }
@@ -48,27 +58,28 @@ impl Packet {
 
 /// The counters of an interface.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(super) struct Statistics {
+pub struct Statistics {
     /// The index of the interface in the stream.
-    pub(super) interface: u32,
+    pub interface: u32,
     /// When the counters were read, in ns since the epoch.
-    pub(super) time_ns: u64,
-    /// When the stream began and ended.
-    pub(super) start_ns: Option<u64>,
-    pub(super) end_ns: Option<u64>,
+    pub time_ns: u64,
+    /// When the stream began, in ns since the epoch.
+    pub start_ns: Option<u64>,
+    /// When the stream ended.
+    pub end_ns: Option<u64>,
     /// Packets that the capture matched, including lost ones.
-    pub(super) received: Option<u64>,
+    pub received: Option<u64>,
     /// Matched packets that were lost.
-    pub(super) lost: Option<u64>,
+    pub lost: Option<u64>,
     /// Matched packets that a rate or a budget refused.
-    pub(super) limited: Option<u64>,
+    pub limited: Option<u64>,
     /// A text about what the packets lack.
-    pub(super) comment: Option<String>,
+    pub comment: Option<String>,
 }
 
 /// The bytes of a stream that are not parsed yet.
 #[derive(Debug, Default)]
-pub(super) struct Blocks {
+pub struct Blocks {
     bytes: Vec<u8>,
     /// The number of bytes already parsed.
     taken: usize,
@@ -76,14 +87,18 @@ pub(super) struct Blocks {
 
 impl Blocks {
     /// Appends received bytes.
-    pub(super) fn push(&mut self, bytes: &[u8]) {
+    pub fn push(&mut self, bytes: &[u8]) {
         self.bytes.drain(..self.taken);
         self.taken = 0;
         self.bytes.extend_from_slice(bytes);
     }
 
-    /// Returns the next block; `None`: it is not complete yet. The error is why the stream cannot be parsed.
-    pub(super) fn next(&mut self) -> Result<Option<Block>, &'static str> {
+    /// Returns the next block; `None`: it is not complete yet.
+    ///
+    /// # Errors
+    ///
+    /// The reason why the stream cannot be parsed.
+    pub fn next(&mut self) -> Result<Option<Block>, &'static str> {
         loop {
             let rest = self.bytes.get(self.taken..).unwrap_or_default();
             let (Some(kind), Some(length)) = (word(rest, 0), word(rest, 4)) else { return Ok(None) };
@@ -101,7 +116,7 @@ impl Blocks {
     }
 
     /// Whether an incomplete block is left.
-    pub(super) fn is_within_a_block(&self) -> bool {
+    pub fn is_within_a_block(&self) -> bool {
         self.taken < self.bytes.len()
     }
 }
@@ -178,7 +193,7 @@ fn time(bytes: &[u8], at: usize) -> Option<u64> {
 mod tests {
     #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-    use mirror_core::pcapng::{self, Direction, Interface, Section, Writer};
+    use crate::pcapng::{self, Direction, Interface, Section, Writer};
     use proptest::{collection::vec, prelude::*};
 
     use super::*;

@@ -13,18 +13,19 @@ use std::{
 
 /// Bounds of the waiting packets.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Bounds {
+pub struct Bounds {
     /// The longest time that a packet waits for other streams.
-    pub(super) hold: Duration,
+    pub hold: Duration,
     /// Maximum size of all waiting packets in bytes.
-    pub(super) bytes: usize,
+    pub bytes: usize,
 }
 
-pub(super) type StreamId = u64;
+/// The caller's number of a stream.
+pub type StreamId = u64;
 
 /// The streams, with their waiting packets.
 #[derive(Debug)]
-pub(super) struct Merge<T> {
+pub struct Merge<T> {
     bounds: Bounds,
     streams: BTreeMap<StreamId, Stream<T>>,
     bytes: usize,
@@ -50,17 +51,18 @@ struct Waiting<T> {
 }
 
 impl<T> Merge<T> {
-    pub(super) const fn new(bounds: Bounds) -> Self {
+    /// Creates a merge without streams.
+    pub const fn new(bounds: Bounds) -> Self {
         Self { bounds, streams: BTreeMap::new(), bytes: 0 }
     }
 
     /// Adds a stream: from now on, packets of others wait for its packets.
-    pub(super) fn open(&mut self, id: StreamId) {
+    pub fn open(&mut self, id: StreamId) {
         self.streams.insert(id, Stream { waiting: VecDeque::new(), latest_ns: 0, is_open: true });
     }
 
     /// Ends a stream: packets of others no longer wait for it. Its own packets are still released in order.
-    pub(super) fn close(&mut self, id: StreamId) {
+    pub fn close(&mut self, id: StreamId) {
         if let Some(stream) = self.streams.get_mut(&id) {
             stream.is_open = false;
         }
@@ -68,7 +70,7 @@ impl<T> Merge<T> {
     }
 
     /// Adds a packet of an open stream, of `bytes` bytes. `now` must not decrease between calls.
-    pub(super) fn push(&mut self, id: StreamId, time_ns: u64, bytes: usize, packet: T, now: Duration) {
+    pub fn push(&mut self, id: StreamId, time_ns: u64, bytes: usize, packet: T, now: Duration) {
         let Some(stream) = self.streams.get_mut(&id) else { return };
         stream.latest_ns = stream.latest_ns.max(time_ns);
         stream.waiting.push_back(Waiting { order_ns: stream.latest_ns, came: now, bytes, packet });
@@ -76,7 +78,7 @@ impl<T> Merge<T> {
     }
 
     /// Returns the next packet, if it need not wait any more.
-    pub(super) fn pop(&mut self, now: Duration) -> Option<T> {
+    pub fn pop(&mut self, now: Duration) -> Option<T> {
         let heads = || self.streams.iter().filter_map(|(id, stream)| Some((id, stream.waiting.front()?)));
         let (_, id) = heads().map(|(id, head)| (head.order_ns, *id)).min()?;
         let is_silent = self.streams.values().any(|stream| stream.is_open && stream.waiting.is_empty());
@@ -92,7 +94,7 @@ impl<T> Merge<T> {
     }
 
     /// When a packet is released although other streams are silent; `None`: no packet waits.
-    pub(super) fn due(&self) -> Option<Duration> {
+    pub fn due(&self) -> Option<Duration> {
         let heads = self.streams.values().filter_map(|stream| stream.waiting.front());
         heads.map(|head| head.came + self.bounds.hold).min()
     }

@@ -6,16 +6,15 @@
 
 use std::collections::BTreeMap;
 
-use mirror_core::pcapng::{self, Interface, InterfaceId, Section, Writer};
-
-use super::{
+use crate::{
     blocks::{Description, Packet, Statistics},
     merge::StreamId,
+    pcapng::{self, Interface, InterfaceId, Section, Writer},
 };
 
 /// The interfaces so far.
 #[derive(Debug)]
-pub(super) struct Combined {
+pub struct Combined {
     writer: Writer,
     /// Those of each stream.
     streams: BTreeMap<StreamId, Vec<InterfaceId>>,
@@ -33,7 +32,7 @@ struct Counted {
 
 impl Combined {
     /// Begins a file. Also returns its first bytes.
-    pub(super) fn begin(application: &str) -> (Self, Vec<u8>) {
+    pub fn begin(application: &str) -> (Self, Vec<u8>) {
         let mut out = Vec::new();
         let writer =
             Writer::begin(&mut out, &Section { application: Some(application), ..Section::default() });
@@ -41,7 +40,7 @@ impl Combined {
     }
 
     /// Adds the next interface of a node's stream, and appends its description.
-    pub(super) fn interface(&mut self, stream: StreamId, node: &str, of: &Description, out: &mut Vec<u8>) {
+    pub fn interface(&mut self, stream: StreamId, node: &str, of: &Description, out: &mut Vec<u8>) {
         let interface = Interface {
             snaplen: 0,
             name: Some(&of.name),
@@ -57,13 +56,13 @@ impl Combined {
     }
 
     /// The block of a packet, for the file. `None`: the stream has not described its interface.
-    pub(super) fn packet(&self, stream: StreamId, packet: Packet) -> Option<Vec<u8>> {
+    pub fn packet(&self, stream: StreamId, packet: Packet) -> Option<Vec<u8>> {
         let id = self.id(stream, packet.interface)?;
         Some(packet.with_interface(id.number()))
     }
 
     /// Notes the counters of an interface.
-    pub(super) fn statistics(&mut self, stream: StreamId, statistics: Statistics) {
+    pub fn statistics(&mut self, stream: StreamId, statistics: Statistics) {
         let id = self.id(stream, statistics.interface);
         if let Some(counted) = id.and_then(|id| self.interfaces.get_mut(id.number() as usize)) {
             counted.statistics = Some(statistics);
@@ -76,13 +75,7 @@ impl Combined {
 
     /// Ends the file: appends all counters. Returns the summary for the user, for `packets` packets from `nodes` nodes,
     /// and whether it has the counters of all interfaces. `now_ns` is ns since the epoch.
-    pub(super) fn end(
-        &self,
-        now_ns: u64,
-        packets: u64,
-        nodes: usize,
-        out: &mut Vec<u8>,
-    ) -> (Vec<String>, bool) {
+    pub fn end(&self, now_ns: u64, packets: u64, nodes: usize, out: &mut Vec<u8>) -> (Vec<String>, bool) {
         let (mut missing, mut uncounted, mut sums) = (Vec::new(), Vec::new(), [0_u64, 0]);
         for Counted { id, name, node, statistics } in &self.interfaces {
             let about = |what: String| format!("{name} on node {node}: {what}");
@@ -125,7 +118,7 @@ impl Combined {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::tail::blocks::{Block, Blocks};
+    use crate::blocks::{Block, Blocks};
 
     fn all(bytes: &[u8]) -> Vec<Block> {
         let mut blocks = Blocks::default();
