@@ -194,12 +194,6 @@ fn replace_user(user: &mut AuthInfo, fields: &AuthInfo) {
     if fields.token.is_some() {
         user.token_file = None;
     }
-    if fields.client_certificate.is_some() {
-        user.client_certificate_data = None;
-    }
-    if fields.client_key.is_some() {
-        user.client_key_data = None;
-    }
     replace(&mut user.client_certificate, &fields.client_certificate);
     replace(&mut user.client_key, &fields.client_key);
     replace(&mut user.token, &fields.token);
@@ -216,6 +210,13 @@ fn replace<T: Clone>(field: &mut Option<T>, by: &Option<T>) {
 
 /// client-go prefers the token file, because it contains the newest token.
 fn check_user(user: &mut AuthInfo) -> anyhow::Result<()> {
+    let has_both = [
+        ("client-certificate", user.client_certificate.is_some() && user.client_certificate_data.is_some()),
+        ("client-key", user.client_key.is_some() && user.client_key_data.is_some()),
+    ];
+    if let Some((name, _)) = has_both.into_iter().find(|(_, has_both)| *has_both) {
+        bail!("{name} and {name}-data are both given");
+    }
     if user.token_file.is_some() {
         user.token = None;
     }

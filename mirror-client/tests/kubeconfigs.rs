@@ -693,13 +693,20 @@ fn rows() -> Vec<Row> {
         (
             "--client-certificate and --client-key, which replace those of the user",
             |at| {
-                let none = base64(b"none");
-                let user = json!({ "client-certificate-data": none, "client-key-data": none });
+                let user = json!({ "client-certificate": "/none", "client-key": "/none" });
                 at.config(&json!({}), &user)
                     .option("client-certificate", format!("{PKI}/client.pem"))
                     .option("client-key", format!("{PKI}/client.key"))
             },
             Ok(Seen { authorization: None, has_certificate: true, ..with_token("") }),
+        ),
+        (
+            "--client-certificate, and the data of another one in the kubeconfig",
+            |at| {
+                let user = json!({ "client-certificate-data": base64(b"none") });
+                at.config(&json!({}), &user).option("client-certificate", format!("{PKI}/client.pem"))
+            },
+            Err("client-certificate and client-certificate-data are both given"),
         ),
         (
             "--token, and a helper of the kubeconfig",

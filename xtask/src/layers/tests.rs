@@ -102,7 +102,8 @@ fn the_core_is_made_of_what_is_pure_and_its_tests_of_anything() {
             { "name": "proptest", "kind": "dev" },
         ] },
     ] });
-    let beyond = beyond(&metadata, &MADE_OF[2]);
+    let core = MADE_OF.iter().find(|(name, _)| *name == "mirror-core").unwrap();
+    let beyond = beyond(&metadata, core);
     assert_eq!(beyond.len(), 1, "{beyond:?}");
     assert!(beyond[0].contains("`aya`"), "{beyond:?}");
 }
