@@ -9,8 +9,8 @@ use super::*;
 
 #[test]
 fn a_field_that_only_ipv4_has_gets_a_note() {
-    let note = notes("tcp[tcpflags] & tcp-syn != 0 or not (tcp[2:2] = ip[udp[0]] and udp[4:2] != 0)");
-    assert_eq!(note.lines().count(), 2, "{note}");
+    let note = notes("tcp[tcpflags] & tcp-syn != 0 or not (tcp[2:2] = ip[udp[0]] and len > 60)");
+    assert_eq!(note.lines().count(), 3, "{note}");
     assert!(note.starts_with("note: tcp[...] is a field of packets over IPv4 alone"), "{note}");
     assert!(note.contains("ip6[6] = 6 and ip6[40+...]") && note.contains("ip6[6] = 17 "), "{note}");
     for text in ["tcp port 80", "ip[0] = 0x45", "ip6[53] & 2 != 0", "icmp[icmptype] = icmp-echo"] {
