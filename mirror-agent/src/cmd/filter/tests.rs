@@ -14,7 +14,7 @@ fn a_field_that_only_ipv4_has_gets_a_note() {
     assert!(note.starts_with("note: tcp[...] is a field of packets over IPv4 alone"), "{note}");
     assert!(note.contains("ip6[6] = 6 and ip6[40+...]") && note.contains("ip6[6] = 17 "), "{note}");
     for text in ["tcp port 80", "ip[0] = 0x45", "ip6[53] & 2 != 0", "icmp[icmptype] = icmp-echo"] {
-        assert_eq!(notes(text), "", "{text}");
+        assert!(!notes(text).contains("IPv4 alone"), "{text}");
     }
 }
 
