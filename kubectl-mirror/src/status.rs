@@ -8,7 +8,7 @@ use k8s_openapi::{apimachinery::pkg::apis::meta::v1::Time, jiff::Timestamp};
 use kube::{Api, api::ListParams};
 use mirror_api::{
     ClusterMirror, Mirror, Uncovered,
-    sum::{ACCEPTED, ENDED, READY, condition_of},
+    sum::{ACCEPTED, ENDED, READY, STALE, condition_of},
 };
 use mirror_core::status::{columns, printable};
 use serde::de::DeserializeOwned;
@@ -90,6 +90,27 @@ fn expires(of: &Resource<'_>, now: Timestamp) -> Option<String> {
     Some(age(at.duration_since(now).as_secs().try_into().unwrap_or(0)))
 }
 
+/// The age of the last report in a status that is out of date: nobody writes it any more.
+fn outdated(of: &Resource<'_>, now: Timestamp) -> Option<String> {
+    let Time(at) = of.status?.last_report_time.as_ref()?;
+    let since = now.duration_since(*at);
+    (since > STALE).then(|| age(since.as_secs().unsigned_abs()))
+}
+
+/// The status of the condition `Ready` and its reason.
+fn ready(of: &Resource<'_>, now: Timestamp) -> Option<(String, String)> {
+    if outdated(of, now).is_some() {
+        return Some(("Unknown".to_owned(), "Outdated".to_owned()));
+    }
+    let ready = condition_of(of.status?, READY)?;
+    Some((ready.status.clone(), ready.reason.clone()))
+}
+
+/// A number that holds only at the time of the last report.
+fn present(of: &Resource<'_>, now: Timestamp, number: i64) -> String {
+    outdated(of, now).map_or_else(|| number.to_string(), |_| "<unknown>".to_owned())
+}
+
 /// Formats the table for people, empty without objects. `is_all`: of all namespaces; `is_wide`: also the direction, the
 /// filter, and each pod that is not covered.
 fn table(objects: &[Resource<'_>], is_all: bool, is_wide: bool, now: Timestamp) -> String {
@@ -100,18 +121,18 @@ fn table(objects: &[Resource<'_>], is_all: bool, is_wide: bool, now: Timestamp) 
         ("KIND", is_all, |of, _| Some(of.kind.to_owned())),
         ("NAMESPACE", is_all, |of, _| of.metadata.namespace.clone()),
         ("NAME", true, |of, _| Some(of.name().to_owned())),
-        ("READY", true, |of, _| Some(condition_of(of.status?, READY)?.status.clone())),
-        ("REASON", true, |of, _| Some(condition_of(of.status?, READY)?.reason.clone())),
+        ("READY", true, |of, now| Some(ready(of, now)?.0)),
+        ("REASON", true, |of, now| Some(ready(of, now)?.1)),
         ("TARGET", true, |of, _| match &of.spec.target_ref {
             Some(target) => Some(target.name.clone()),
             None => of.spec.stream.as_ref().map(|_| "stream".to_owned()),
         }),
         ("PODS", true, |of, _| Some(of.status?.pods.selected.to_string())),
-        ("COVERED", true, |of, _| Some(of.status?.pods.covered.to_string())),
+        ("COVERED", true, |of, now| Some(present(of, now, of.status?.pods.covered))),
         ("COPIED", true, |of, _| Some(of.status?.packets.copied.to_string())),
         ("LOST", true, |of, _| Some(of.status?.packets.lost.to_string())),
         ("EXPIRES", true, expires),
-        ("NODES", true, |of, _| Some(of.status?.reporting_nodes.to_string())),
+        ("NODES", true, |of, now| Some(present(of, now, of.status?.reporting_nodes))),
         ("DIRECTION", is_wide, |of, _| Some(format!("{:?}", of.spec.direction?))),
         ("FILTER", is_wide, |of, _| of.spec.settings.filter.clone()),
     ];
@@ -124,6 +145,9 @@ fn table(objects: &[Resource<'_>], is_all: bool, is_wide: bool, now: Timestamp) 
     for object in objects {
         let Some(status) = object.status else { continue };
         let subject = object.full_name();
+        if let Some(age) = outdated(object, now) {
+            text += &format!("{subject} is out of date: last report {age} ago\n");
+        }
         if let Some(of) = condition_of(status, ACCEPTED).filter(|of| of.status == "False") {
             text += &format!("{subject} is refused: {}: {}\n", of.reason, printable(&of.message));
         }
@@ -197,6 +221,30 @@ mod tests {
     fn shown(mirrors: &[Mirror], is_all: bool, is_wide: bool) -> String {
         let objects: Vec<_> = mirrors.iter().map(Resource::from).collect();
         table(&objects, is_all, is_wide, "2026-01-01T11:59:30Z".parse().unwrap())
+    }
+
+    /// Nobody writes a status any more after an uninstallation, or while the controller is dead.
+    #[test]
+    fn a_status_that_nobody_writes_any_more_claims_nothing() {
+        let ready = condition("Ready", "True", "AllCovered", "5 of 5 pods are covered");
+        let mut mirror = mirror("old", json!({ "podSelector": {} }), status(&[ready], &[]));
+        // 15 minutes before the time of the table, and a second more.
+        for (reported, row, line) in [
+            (
+                "2026-01-01T11:44:30Z",
+                "old   True   AllCovered  <none>  5     4        200     2     14m      2\n",
+                "",
+            ),
+            (
+                "2026-01-01T11:44:29Z",
+                "old   Unknown  Outdated  <none>  5     <unknown>  200     2     14m      <unknown>\n",
+                "Mirror shop/old is out of date: last report 15m ago\n",
+            ),
+        ] {
+            mirror.status.as_mut().unwrap().last_report_time = from_value(json!(reported)).unwrap();
+            let table = shown(std::slice::from_ref(&mirror), false, false);
+            assert_eq!(table.split_once('\n').unwrap().1, format!("{row}{line}"), "{table}");
+        }
     }
 
     #[test]

@@ -6,6 +6,7 @@
 pub mod file;
 pub mod kube;
 pub mod parse;
+mod static_pods;
 
 use std::{future::Future, sync::Arc};
 

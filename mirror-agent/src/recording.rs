@@ -227,6 +227,17 @@ pub struct Summary {
     pub files: Vec<PathBuf>,
 }
 
+impl Summary {
+    /// The sentences about packets that are not in the files, or not as they were on the wire.
+    pub fn warnings(&self) -> Vec<String> {
+        let unknown =
+            || format!("{} packets of sessions that ended at once are not in the file", self.unknown);
+        let unknown = (self.unknown > 0).then(unknown);
+        let flawed = (self.flawed != Flaws::default()).then(|| self.flawed.to_string());
+        unknown.into_iter().chain(flawed).collect()
+    }
+}
+
 /// The reason why a recording cannot begin or continue.
 #[derive(Debug, thiserror::Error)]
 pub enum RecordingError {

@@ -27,6 +27,18 @@ pub fn is_current(reported: Option<Timestamp>, now: Timestamp) -> bool {
     reported.is_some_and(|reported| (-AHEAD..=STALE).contains(&now.duration_since(reported)))
 }
 
+/// How much later a report must be for a status to be written again for its time alone, in which nothing else changes.
+/// Agents repeat their reports as often, so the time in a status is [`STALE`] only if nobody writes it.
+pub const RENEW: SignedDuration = SignedDuration::from_mins(5);
+
+/// Whether a status with the time of the report `before` must be written again for the report `now`.
+pub fn is_renewed(before: Option<&Time>, now: Option<&Time>) -> bool {
+    match (before, now) {
+        (Some(Time(before)), Some(Time(now))) => now.duration_since(*before) >= RENEW,
+        (before, now) => before != now,
+    }
+}
+
 /// Most pods in [`MirrorStatus::uncovered`].
 pub const MOST_UNCOVERED: usize = 20;
 /// Most bytes of a text that comes from a node.
@@ -54,6 +66,8 @@ pub struct Asked {
     pub refused: Option<Refusal>,
     /// Number of nodes that have more to report than a MirrorNode holds, and may have omitted it.
     pub left_out: usize,
+    /// The time of the last report on it that counts.
+    pub reported: Option<Time>,
 }
 
 /// The status of a Mirror or ClusterMirror. `reports` has the name of each node that reports on it, once, with the
@@ -72,24 +86,29 @@ pub fn sum<'r>(
     let (accepted, reason) = accepted(asked, &reports);
     let (covered, ended) = (sums.covered(asked, reason), sums.ended());
     let ready = ready(&accepted, &covered, &ended);
-    let before = before.map_or(&[][..], |before| &before.conditions);
+    let (was, before) = (before, before.map_or(&[][..], |before| &before.conditions));
     let conditions = [(READY, ready), (ACCEPTED, accepted), (COVERED, covered), (ENDED, ended)];
     let Sums { pods, packets, expires, uncovered, reasons, .. } = sums;
     let uncovered: Vec<_> = uncovered.into_iter().take(MOST_UNCOVERED).collect();
     let more = reasons.saturating_sub(number(uncovered.len()));
-    MirrorStatus {
+    let mut status = MirrorStatus {
         observed_generation,
         conditions: conditions
             .into_iter()
             .map(|(type_, value)| condition(type_, value, observed_generation, before, now))
             .collect(),
         reporting_nodes: number(reports.len()),
+        last_report_time: was.and_then(|was| was.last_report_time.clone()),
         pods,
         packets,
         expiration_time: expires.cloned(),
         uncovered,
         more_uncovered: (more > 0).then_some(more),
+    };
+    if was != Some(&status) || is_renewed(status.last_report_time.as_ref(), asked.reported.as_ref()) {
+        status.last_report_time.clone_from(&asked.reported);
     }
+    status
 }
 
 /// The condition of this type in a status.

@@ -43,6 +43,7 @@ use crate::{
     printcolumn(name = "Type", type_ = "string", json_path = ".status.type"),
     printcolumn(name = "Destination", type_ = "string", json_path = ".status.destination"),
     printcolumn(name = "Ready", type_ = "string", json_path = ".status.readyNodes"),
+    printcolumn(name = "Reported", type_ = "date", json_path = ".status.lastReportTime"),
     printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp")
 )]
 #[serde(rename_all = "camelCase")]

@@ -34,8 +34,7 @@ const ETHERNET: i32 = 1;
 pub fn filter(args: FilterArgs) -> anyhow::Result<()> {
     let FilterCommand::Check { expression, pcap } = args.command;
     let program = compile(&expression).map_err(|error| anyhow!("{}", pointed(&expression, &error)))?;
-    let segments = if differs_on_segments(&expression) { SEGMENTS } else { "" };
-    print(&format!("{}{}{segments}", described(&program)?, notes(&expression)))?;
+    print(&format!("{}{}", described(&program)?, notes(&expression)))?;
     if let Some(path) = pcap {
         let name = path.display();
         let file = File::open(&path).with_context(|| format!("cannot read {name}"))?;
@@ -76,7 +75,8 @@ fn notes(expression: &str) -> String {
              there write ip6[6] = {number} and ip6[40+...]\n"
         )
     };
-    fields_over_ipv4(expression).into_iter().map(note).collect()
+    let segments = differs_on_segments(expression).then(|| SEGMENTS.to_owned());
+    fields_over_ipv4(expression).into_iter().map(note).chain(segments).collect()
 }
 
 /// Formats the program for people: the kernel's instructions, and the classic BPF that they are translated from.

@@ -12,7 +12,7 @@ use std::{
 };
 
 use k8s_openapi::{apimachinery::pkg::apis::meta::v1::Time, jiff::Timestamp};
-use mirror_api::sum::is_current;
+use mirror_api::sum::{RENEW, is_current, is_renewed};
 use tokio::time::Instant;
 
 use crate::pace::Pace;
@@ -27,7 +27,7 @@ const BURST: u32 = 4;
 /// The shortest time between two writes of one status if only counters have changed.
 const COUNTS_PACE: Duration = Duration::from_secs(60);
 /// Upper bound of the objects sent per second for changed counters. Every agent watches the objects, so each write is
-/// sent once to each node; writes of counters become rarer to keep this bound.
+/// sent once to each node; writes of counters become rarer to keep this bound, down to one in [`RENEW`].
 const MOST_SENT_A_SECOND: usize = 10_000;
 
 /// The kind of the objects in a book, and how an object is aggregated.
@@ -46,10 +46,11 @@ pub(super) trait Summed {
     fn uid(report: &Self::Report) -> &str;
 
     /// Aggregates the reports into the status. `left_out` is the number of nodes that may have left this object out of
-    /// their MirrorNode for lack of room.
+    /// their MirrorNode for lack of room, and `reported` the time of the last report.
     fn sum<'r>(
         asked: &Self::Asked,
         left_out: usize,
+        reported: Option<Time>,
         reports: impl Iterator<Item = (&'r str, &'r Self::Report)>,
         before: Option<&Self::Status>,
         now: &Time,
@@ -57,10 +58,13 @@ pub(super) trait Summed {
     where
         Self::Report: 'r;
 
+    /// The time of the last report in a status.
+    fn reported(status: &Self::Status) -> Option<&Time>;
+
     /// Whether two reports differ in more than counters.
     fn is_news(before: &Self::Report, now: &Self::Report) -> bool;
 
-    /// Whether two statuses differ in counters only.
+    /// Whether two statuses differ in counters and the time of the last report only.
     fn are_counts(before: &Self::Status, now: &Self::Status) -> bool;
 }
 
@@ -171,6 +175,11 @@ impl<S: Summed> Book<S> {
                 if is_news { &mut changed } else { &mut counted }.insert(key);
                 of.insert(node.to_owned(), report);
             }
+        }
+        if let Some(reported) = reported.filter(|_| !is_stale).map(Time) {
+            let is_renewed = |of: &S::Status| is_renewed(S::reported(of), Some(&reported));
+            let status = |key| self.objects.get(key)?.status.as_ref();
+            counted.extend(keys.iter().filter(|key| status(key).is_some_and(is_renewed)).cloned());
         }
         let was = before.as_ref();
         if was.is_some_and(|before| before.is_stale != is_stale) {
@@ -306,7 +315,7 @@ impl<S: Summed> Book<S> {
     /// The shortest time between two writes of one status if only counters have changed.
     fn counts_pace(&self) -> Duration {
         let seconds = self.objects.len() * self.nodes.len() / MOST_SENT_A_SECOND;
-        COUNTS_PACE.max(Duration::from_secs(seconds as u64))
+        COUNTS_PACE.max(Duration::from_secs(seconds as u64)).min(RENEW.unsigned_abs())
     }
 
     /// Schedules an object after a change. `is_news`: more than counters have changed.
@@ -341,10 +350,12 @@ impl<S: Summed> Book<S> {
         // A report about a deleted object of the same name does not count for this one.
         let reports = reports.filter(|(node, report)| S::uid(report) == entry.uid && counts(node));
         let reports = reports.map(|(node, report)| (node.as_str(), report));
+        let reported = reports.clone().filter_map(|(node, _)| self.nodes.get(node)?.reported).max();
         let left_out = self.nodes.values().filter(|node| node.may_have_left_out(key)).count();
         // The API server stores whole seconds.
-        let now = Time(Timestamp::from_second(at.as_second()).unwrap_or(at));
-        Some(S::sum(&entry.asked, left_out, reports, entry.status.as_ref(), &now))
+        let seconds = |at: Timestamp| Time(Timestamp::from_second(at.as_second()).unwrap_or(at));
+        let (now, reported) = (seconds(at), reported.map(seconds));
+        Some(S::sum(&entry.asked, left_out, reported, reports, entry.status.as_ref(), &now))
     }
 }
 

@@ -54,11 +54,16 @@ impl Summed for Mirrors {
     fn sum<'r>(
         asked: &sum::Asked,
         left_out: usize,
+        reported: Option<Time>,
         reports: impl Iterator<Item = (&'r str, &'r MirrorSummary)>,
         before: Option<&MirrorStatus>,
         now: &Time,
     ) -> MirrorStatus {
-        sum::sum(&sum::Asked { left_out, ..asked.clone() }, reports, before, now)
+        sum::sum(&sum::Asked { left_out, reported, ..asked.clone() }, reports, before, now)
+    }
+
+    fn reported(status: &MirrorStatus) -> Option<&Time> {
+        status.last_report_time.as_ref()
     }
 
     fn is_news(before: &MirrorSummary, now: &MirrorSummary) -> bool {
@@ -67,8 +72,8 @@ impl Summed for Mirrors {
     }
 
     fn are_counts(before: &MirrorStatus, now: &MirrorStatus) -> bool {
-        let expiration_time = before.expiration_time.clone();
-        MirrorStatus { packets: before.packets, expiration_time, ..now.clone() } == *before
+        let MirrorStatus { packets, expiration_time, last_report_time, .. } = before.clone();
+        MirrorStatus { packets, expiration_time, last_report_time, ..now.clone() } == *before
     }
 }
 
@@ -89,11 +94,16 @@ impl Summed for Targets {
     fn sum<'r>(
         asked: &sum::target::Asked,
         left_out: usize,
+        reported: Option<Time>,
         reports: impl Iterator<Item = (&'r str, &'r TargetSummary)>,
         before: Option<&MirrorTargetStatus>,
         now: &Time,
     ) -> MirrorTargetStatus {
-        sum::target::sum(&sum::target::Asked { left_out, ..asked.clone() }, reports, before, now)
+        sum::target::sum(&sum::target::Asked { left_out, reported, ..asked.clone() }, reports, before, now)
+    }
+
+    fn reported(status: &MirrorTargetStatus) -> Option<&Time> {
+        status.last_report_time.as_ref()
     }
 
     fn is_news(before: &TargetSummary, now: &TargetSummary) -> bool {
@@ -101,7 +111,8 @@ impl Summed for Targets {
     }
 
     fn are_counts(before: &MirrorTargetStatus, now: &MirrorTargetStatus) -> bool {
-        MirrorTargetStatus { cut: before.cut, ..now.clone() } == *before
+        let last_report_time = before.last_report_time.clone();
+        MirrorTargetStatus { cut: before.cut, last_report_time, ..now.clone() } == *before
     }
 }
 
@@ -238,7 +249,7 @@ impl Watched for MirrorTarget {
             generation: metadata.generation.unwrap_or(0),
             destination: destination.as_ref().ok().map(in_short),
             refused: destination.err().map(invalid),
-            left_out: 0,
+            ..sum::target::Asked::default()
         }
     }
 }
@@ -249,7 +260,7 @@ fn asked<K: Kind<Read = model::Resource>>(object: &Bounded, metadata: &ObjectMet
         Ok(resource) => select::refusal(&resource).map(|(reason, message)| refusal(reason, message)),
         Err(problem) => Some(invalid(problem)),
     };
-    sum::Asked { generation: metadata.generation.unwrap_or(0), refused, left_out: 0 }
+    sum::Asked { generation: metadata.generation.unwrap_or(0), refused, ..sum::Asked::default() }
 }
 
 /// The kind of a destination, and the rest of its text.

@@ -15,7 +15,7 @@ use mirror_core::{
 };
 
 use crate::{
-    dataplane::readout::{Count, Reader, SessionReadout},
+    dataplane::readout::{Count, Reader, SessionReadout, TapReadout},
     model::{MirrorId, Origin, PodId, ResourceId, TargetName},
     report::Report,
     select::{self, Coverage},
@@ -53,12 +53,17 @@ pub(super) struct OfMirror {
 
 /// Reads the counts of all mirrors that come from resources, and the cut copies of all mirrors.
 pub(super) fn counts(reader: &mut Reader) -> anyhow::Result<Counts> {
-    let (mut counts, now) = (Counts::default(), Timestamp::now());
+    Ok(counts_of(reader.read()?.taps, Timestamp::now()))
+}
+
+/// The counts of these taps at the time `now`.
+pub(super) fn counts_of(taps: Vec<TapReadout>, now: Timestamp) -> Counts {
+    let mut counts = Counts::default();
     // A capture may belong to the stream of a Mirror.
     let is_ours = |origin| {
         matches!(origin, Origin::Mirror | Origin::ClusterMirror | Origin::Enforced | Origin::Capture)
     };
-    for tap in reader.read()?.taps {
+    for tap in taps {
         let namespace = tap.owner.pod.map(|pod| pod.namespace);
         for SessionReadout { mirror, session, counts: of_verdicts, misfits, ended, left, .. } in tap.sessions
         {
@@ -78,7 +83,7 @@ pub(super) fn counts(reader: &mut Reader) -> anyhow::Result<Counts> {
             }
         }
     }
-    Ok(counts)
+    counts
 }
 
 impl OfMirror {

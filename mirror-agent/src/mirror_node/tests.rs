@@ -4,19 +4,25 @@
 
 use std::sync::Mutex;
 
-use mirror_api::Packets;
+use mirror_api::{Cut, Packets};
+use mirror_common::verdict::{Direction, Misfit};
 use mirror_core::{
     model::TargetName,
     targets::{State, TargetState},
 };
 use tokio::{sync::watch, time::sleep};
 
-use super::{summary::OfMirror, *};
+use super::{
+    summary::{OfMirror, counts_of},
+    *,
+};
 use crate::{
-    model::{MirrorId, Name, PodId, ResourceId},
+    dataplane::readout::{MisfitCount, SessionReadout, TapReadout},
+    model::{self, Device, Directions, IfIndex, MirrorId, Name, Origin, Place, PodId, ResourceId, Session},
     pods::kube::fake::{self, Reply},
     report::Report,
     select::{Coverage, NotCovered, Selected},
+    settings::{Budget, Settings},
 };
 
 fn pod(name: &str) -> PodId {
@@ -101,6 +107,47 @@ fn a_mirror_target_is_told_with_its_state() {
     assert_eq!((down.refused.as_deref(), down.down.as_ref().map(String::len)), (None, Some(512)));
     assert_eq!((up.name.as_str(), up.uid.as_str(), up.observed_generation), ("up", "2", 4));
     assert_eq!((&up.refused, &up.down, status.more_targets), (&None, &None, None));
+}
+
+/// Two taps have sessions with the target, of an annotation and of a Mirror.
+#[test]
+fn a_mirror_target_has_the_sum_of_what_was_cut_for_it() {
+    let misfit =
+        |direction, misfit, packets| MisfitCount { direction, misfit, packets, bytes: packets * 1000 };
+    let tap = |target: &str, origin, misfits| TapReadout {
+        device: Device::on_node(IfIndex(2)),
+        pod_side: None,
+        owner: model::Owner { pod: Some(pod("web")), ..model::Owner::default() },
+        sessions: vec![SessionReadout {
+            mirror: MirrorId::default(),
+            session: Session {
+                directions: Directions::Both,
+                settings: Settings::default(),
+                target: TargetName(target.parse().unwrap()),
+                origin,
+                asked: 0,
+                key: None,
+            },
+            serial: 1,
+            ended: None,
+            left: Budget::default(),
+            counts: Vec::new(),
+            copied_bytes: [0, 0],
+            misfits,
+        }],
+    };
+    let both = vec![misfit(Direction::Ingress, Misfit::Cut, 2), misfit(Direction::Egress, Misfit::Cut, 3)];
+    let long = vec![misfit(Direction::Egress, Misfit::Long, 7)];
+    let taps = vec![
+        tap("vxlan", Origin::Mirror, both),
+        tap("vxlan", Origin::Annotation(Place::Pod), vec![misfit(Direction::Egress, Misfit::Cut, 4)]),
+        tap("ids", Origin::Mirror, long),
+    ];
+    let targets = ["ids", "unused", "vxlan"].map(|name| target(name, State::Ready)).into();
+    let status = summary(&Report { targets, ..Report::default() }, &counts_of(taps, Timestamp::UNIX_EPOCH));
+    let cut: Vec<_> = status.targets.iter().map(|of| (of.name.as_str(), of.cut)).collect();
+    let nine = Cut { packets: 9, bytes: 9000 };
+    assert_eq!(cut, [("ids", None), ("unused", None), ("vxlan", Some(nine))]);
 }
 
 /// The API server accepts objects of at most 1.5 MiB.

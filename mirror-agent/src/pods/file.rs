@@ -9,7 +9,7 @@ use std::{
     ffi::OsString,
     fs, io,
     path::{Path, PathBuf},
-    sync::Arc,
+    sync::{Arc, Mutex, PoisonError},
     time::Duration,
 };
 
@@ -19,7 +19,11 @@ use inotify::{EventMask, EventOwned, EventStream, Inotify, WatchMask};
 use tokio::time::Instant;
 use tracing::{error, info};
 
-use super::{PodSource, parse::parse};
+use super::{
+    PodSource,
+    parse::parse,
+    static_pods::{StaticPods, claimed_uid},
+};
 use crate::model::Pod;
 
 /// The interval between attempts to watch a deleted directory again.
@@ -31,7 +35,8 @@ pub struct PodFile {
     name: OsString,
     directory: PathBuf,
     events: Events,
-    pods: Option<Arc<[Pod]>>,
+    pods: Option<Vec<Pod>>,
+    static_pods: Mutex<StaticPods>,
     /// The reason why the file is invalid at the moment, as logged.
     problem: Option<String>,
 }
@@ -56,7 +61,8 @@ impl PodFile {
         };
         let (directory, name) = (directory.to_owned(), name.to_owned());
         let events = Events::Watch(watch(&directory).with_context(of)?);
-        let mut file = Self { path, name, directory, events, pods: None, problem: None };
+        let mut file =
+            Self { path, name, directory, events, pods: None, static_pods: Mutex::default(), problem: None };
         file.load();
         Ok(file)
     }
@@ -66,12 +72,12 @@ impl PodFile {
         match read(&self.path) {
             Ok(pods) => {
                 let recovered = self.problem.take().is_some();
-                let changed = self.pods.as_deref() != Some(&pods);
+                let changed = self.pods.as_ref() != Some(&pods);
                 if changed || recovered {
                     info!(file = %self.path.display(), pods = pods.len(), "read the pods file");
                 }
                 if changed {
-                    self.pods = Some(pods.into());
+                    self.pods = Some(pods);
                 }
                 changed
             }
@@ -135,7 +141,8 @@ impl PodFile {
 
 impl PodSource for PodFile {
     fn snapshot(&self) -> Option<Arc<[Pod]>> {
-        self.pods.clone()
+        let claims = self.pods.as_ref()?.iter().map(|pod| (pod.clone(), claimed_uid(pod))).collect();
+        Some(self.static_pods.lock().unwrap_or_else(PoisonError::into_inner).settle(claims).into())
     }
 
     async fn changed(&mut self) {

@@ -15,7 +15,6 @@ pub mod installation;
 mod kept;
 mod object;
 mod resource;
-mod static_pods;
 #[cfg(test)]
 mod tests;
 
@@ -51,9 +50,8 @@ use self::{
     kept::{Deleted, Keep, Kept},
     object::{PodObject, TOO_LONG},
     resource::ResourceObject,
-    static_pods::StaticPods,
 };
-use super::{PodSource, SourceState};
+use super::{PodSource, SourceState, static_pods::StaticPods};
 use crate::model::{Pod, Resource, TargetResource};
 
 /// The duration of a watch in seconds, after which the server ends it (`timeoutSeconds`). It differs between agents:

@@ -22,10 +22,6 @@ use crate::{
 /// The annotation that names a pod's network namespace.
 pub const NETNS_ANNOTATION: &str = "podmirror.io/netns";
 
-/// The annotations of a static pod's API copy. Both have the same value: the UID that the kubelet uses for the pod and
-/// its cgroups.
-const STATIC_UID: [&str; 2] = ["kubernetes.io/config.hash", "kubernetes.io/config.mirror"];
-
 /// The maximum length of `metadata.uid` in bytes, as in [`TapOwner::pod_uid`](mirror_common::abi::TapOwner::pod_uid).
 const UID_MAX: usize = 64;
 /// The maximum length of `metadata.namespace` in bytes: a DNS label.
@@ -125,7 +121,7 @@ pub fn parse(text: &str) -> Result<Vec<Pod>, ParseError> {
             None => return Err(at(&referenced, "the object has no kind".into())),
         }
     }
-    Ok(pods.of_the_node())
+    Ok(pods.list)
 }
 
 impl Object {
@@ -169,29 +165,6 @@ impl Pods {
         self.list.push(pod);
         Ok(())
     }
-
-    /// Returns the pods with the UIDs that they have on the node. If two pods claim one hash, one of them only pretends
-    /// to be the API copy of a static pod: both keep the UIDs that they have in the API.
-    fn of_the_node(mut self) -> Vec<Pod> {
-        let mut times = BTreeMap::<_, u32>::new();
-        for uid in self.list.iter().filter_map(static_uid).chain(self.uids) {
-            *times.entry(uid).or_default() += 1;
-        }
-        for pod in &mut self.list {
-            if let Some(uid) = static_uid(pod).filter(|uid| times.get(uid) == Some(&1)) {
-                pod.id.uid = uid;
-            }
-        }
-        self.list
-    }
-}
-
-/// Returns the UID of a static pod, a hash with 32 digits. Authors of pods can write these annotations too. So the
-/// value must not look like the UID of a pod of the API, or a pod could have another pod mirrored.
-pub(super) fn static_uid(pod: &Pod) -> Option<String> {
-    let [hash, mirror] = STATIC_UID.map(|key| pod.annotations.get(key));
-    let is_hash = |uid: &&String| uid.len() == 32 && uid.bytes().all(|byte| byte.is_ascii_hexdigit());
-    hash.filter(|hash| mirror == Some(hash)).filter(is_hash).cloned()
 }
 
 /// Parses one pod of the API; `None` if it has ended.

@@ -308,6 +308,15 @@ fn super_frames_that_are_not_as_on_the_wire_have_a_comment() {
     assert_eq!(recorder.record(&short, &bytes), Progress::GoesOn);
     let summary = recorder.finish(9000).unwrap();
     assert_eq!(summary.flawed, Flaws { cut: (1, 34_432), whole: 1 });
+    // `tail` ends with these.
+    assert_eq!(
+        Summary { unknown: 7, ..summary }.warnings(),
+        [
+            "7 packets of sessions that ended at once are not in the file",
+            "1 super-frames were longer than a record and lack 34432 bytes, and 1 are whole because of their many segments",
+        ]
+    );
+    assert_eq!(Summary::default().warnings(), Vec::<String>::new());
     let file = fs::read(&path).unwrap();
     let comments = comments(&file);
     assert_eq!(

@@ -5,8 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 
 use super::{
-    ACCEPTED, READY, Value, condition, most_told, name, no_nodes, not_refused, number, observed, of_type,
-    text, word,
+    ACCEPTED, READY, Value, condition, is_renewed, most_told, name, no_nodes, not_refused, number, observed,
+    of_type, text, word,
 };
 use crate::{Cut, MirrorTargetStatus, NotReady, Refusal, TargetNodes, TargetSummary};
 
@@ -29,6 +29,8 @@ pub struct Asked {
     pub refused: Option<Refusal>,
     /// Number of nodes that have more to report than a MirrorNode holds, and may have omitted it.
     pub left_out: usize,
+    /// The time of the last report on it that counts.
+    pub reported: Option<Time>,
 }
 
 /// The status of a MirrorTarget. The arguments are those of [`sum`](super::sum()).
@@ -45,10 +47,10 @@ pub fn sum<'r>(
     let (desired, missing) = (number(reports.len()), number(not_ready.len()));
     let nodes = TargetNodes { ready: desired - missing, desired };
     let (type_, destination) = asked.destination.clone().unzip();
-    let before = before.map_or(&[][..], |before| &before.conditions);
+    let (was, before) = (before, before.map_or(&[][..], |before| &before.conditions));
     let conditions = [(READY, ready(asked, nodes, &not_ready)), (ACCEPTED, accepted(asked, &reports))];
     let more = number(not_ready.len().saturating_sub(MOST_NOT_READY));
-    MirrorTargetStatus {
+    let mut status = MirrorTargetStatus {
         observed_generation,
         conditions: conditions
             .into_iter()
@@ -57,6 +59,7 @@ pub fn sum<'r>(
         type_,
         destination,
         nodes,
+        last_report_time: was.and_then(|was| was.last_report_time.clone()),
         ready_nodes: Some(format!("{}/{}", nodes.ready, nodes.desired)),
         not_ready: not_ready.into_iter().take(MOST_NOT_READY).collect(),
         more_not_ready: (more > 0).then_some(more),
@@ -64,7 +67,11 @@ pub fn sum<'r>(
             packets: sum.packets.saturating_add(cut.packets.max(0)),
             bytes: sum.bytes.saturating_add(cut.bytes.max(0)),
         }),
+    };
+    if was != Some(&status) || is_renewed(status.last_report_time.as_ref(), asked.reported.as_ref()) {
+        status.last_report_time.clone_from(&asked.reported);
     }
+    status
 }
 
 /// The condition of this type in a status.

@@ -69,6 +69,25 @@ fn without_a_report_nothing_is_claimed() {
     assert_eq!(value(&status, COVERED), told);
 }
 
+/// Who reads a status sees whether anybody still writes it.
+#[test]
+fn a_status_has_the_time_of_its_last_report_to_within_five_minutes() {
+    let of = |copied, reported: Option<i64>, before: Option<&MirrorStatus>| {
+        let asked = Asked { reported: reported.map(at), ..asked() };
+        let packets = Packets { copied, lost: 0 };
+        sum(&asked, [("one", &MirrorSummary { packets, ..report(1, 1) })], before, &at(7))
+    };
+    let time = |status: &MirrorStatus| status.last_report_time.as_ref().map(|time| time.0.as_second());
+    let first = of(1, Some(1000), None);
+    assert_eq!(time(&first), Some(1000));
+    // While nothing changes, the status changes once in five minutes.
+    assert_eq!(of(1, Some(1299), Some(&first)), first);
+    assert_eq!(time(&of(1, Some(1300), Some(&first))), Some(1300));
+    // What is written for another reason has the present time.
+    assert_eq!(time(&of(2, Some(1010), Some(&first))), Some(1010));
+    assert_eq!(time(&of(1, None, Some(&first))), None);
+}
+
 #[test]
 fn a_refusal_is_told_with_the_nodes_that_refuse() {
     let refused = |reason: &str, message: &str| MirrorSummary {

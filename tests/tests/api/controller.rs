@@ -165,7 +165,8 @@ fn what_the_nodes_report_is_summed_up_by_the_controller_that_holds_the_lease() {
     assert_eq!(sum["uncovered"][0]["node"], json!(far), "{sum:#}");
     let table = story.node.api.kubectl("get mirror all");
     let words: Vec<Vec<_>> = table.lines().map(|line| line.split_whitespace().collect()).collect();
-    let columns = ["NAME", "READY", "REASON", "TARGET", "PODS", "COVERED", "COPIED", "LOST", "AGE"];
+    let columns =
+        ["NAME", "READY", "REASON", "TARGET", "PODS", "COVERED", "COPIED", "LOST", "REPORTED", "AGE"];
     assert_eq!(words[0], columns, "{table}");
     assert_eq!(words[1][1..5], ["False", "NotCovered", "4", "3"], "{table}");
     eventually(SOON, || {
@@ -312,7 +313,7 @@ fn the_status_of_a_mirror_target_says_which_nodes_can_copy_to_it() {
     assert_eq!((&ready_now["status"], &ready_now["reason"]), (&json!("False"), &json!("NotReady")));
     let table = api.kubectl(&format!("get mirrortarget {name}"));
     let words: Vec<Vec<_>> = table.lines().map(|line| line.split_whitespace().collect()).collect();
-    assert_eq!(words[0], ["NAME", "TYPE", "DESTINATION", "READY", "AGE"], "{table}");
+    assert_eq!(words[0], ["NAME", "TYPE", "DESTINATION", "READY", "REPORTED", "AGE"], "{table}");
     assert_eq!(words[1][1..3], ["Pod", &format!("{namespace}/ids")], "{table}");
 
     let of_mirror = wait_status(story, "all", |status| condition(status, "Ready")["status"] == "True");

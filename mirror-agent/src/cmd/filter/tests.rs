@@ -10,12 +10,22 @@ use super::*;
 #[test]
 fn a_field_that_only_ipv4_has_gets_a_note() {
     let note = notes("tcp[tcpflags] & tcp-syn != 0 or not (tcp[2:2] = ip[udp[0]] and len > 60)");
-    assert_eq!(note.lines().count(), 2, "{note}");
+    assert_eq!(note.lines().count(), 3, "{note}");
     assert!(note.starts_with("note: tcp[...] is a field of packets over IPv4 alone"), "{note}");
     assert!(note.contains("ip6[6] = 6 and ip6[40+...]") && note.contains("ip6[6] = 17 "), "{note}");
     for text in ["tcp port 80", "ip[0] = 0x45", "ip6[53] & 2 != 0", "icmp[icmptype] = icmp-echo"] {
-        assert_eq!(notes(text), "", "{text}");
+        assert!(!notes(text).contains("IPv4 alone"), "{text}");
     }
+}
+
+#[test]
+fn what_the_segments_of_a_super_frame_do_not_share_gets_a_note() {
+    for text in ["greater 1515", "tcp and len > 60", "ip[2:2] > 1500"] {
+        assert_eq!(notes(text), SEGMENTS, "{text}");
+    }
+    let both = notes("tcp[4:4] = 0");
+    assert!(both.starts_with("note: tcp[...] ") && both.ends_with(SEGMENTS), "{both}");
+    assert_eq!(notes("tcp port 80 and host 10.0.0.1"), "");
 }
 
 #[test]

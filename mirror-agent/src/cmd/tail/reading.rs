@@ -17,7 +17,7 @@ use crate::{
     control,
     dataplane::rings::RingReader,
     filter::Program,
-    recording::{Clock, Excerpt, Fill, Flaws, Progress, Recorder, Snapshot},
+    recording::{Clock, Excerpt, Fill, Progress, Recorder, Snapshot},
 };
 
 /// Polling interval of the ring while it is not full enough to wake this command: the maximum delay of a packet.
@@ -199,12 +199,7 @@ impl Reading {
         let end_ns = Clock::now()?.monotonic_ns;
         let (recorder, _) = self.leave(agent, end_ns)?;
         let summary = recorder.finish(end_ns)?;
-        if summary.unknown > 0 {
-            warn!(packets = summary.unknown, "packets of sessions that ended at once are not in the file");
-        }
-        if summary.flawed != Flaws::default() {
-            warn!("{}", summary.flawed);
-        }
+        summary.warnings().iter().for_each(|warning| warn!("{warning}"));
         info!(packets = summary.packets, kept = summary.kept, files = summary.files.len(), "done");
         Ok(())
     }

@@ -2,6 +2,7 @@
 
 #![expect(clippy::unwrap_used, reason = "tests panic")]
 
+use k8s_openapi::jiff::SignedDuration;
 use mirror_api::{
     MirrorNodeStatus, MirrorStatus, MirrorSummary, Packets, Pods, TargetSummary,
     sum::{Asked, target},
@@ -126,6 +127,27 @@ fn counters_alone_are_written_once_a_minute() {
     run.node("one", vec![report("a", 3, 1000)]);
     run.pass(12);
     assert_eq!(run.told().last().unwrap().2, 3);
+}
+
+/// Nothing changes, and three nodes repeat their reports one after the other. A reader sees that the status is written.
+#[test]
+fn a_status_in_which_nothing_changes_is_written_once_in_five_minutes() {
+    let mut run = Run::new();
+    run.mirror("a", "uid-a", 1);
+    for second in 0..3600_u64 {
+        for (node, turn) in [("one", 0), ("two", 100), ("three", 170)] {
+            if second % 300 == turn || second == 0 {
+                run.node(node, vec![report("a", 2, 7)]);
+            }
+        }
+        run.pass(1);
+        let written = run.written.last().map(|(.., status)| status.last_report_time.clone().unwrap());
+        let age = run.at().duration_since(written.unwrap().0);
+        assert!(age < RENEW * 2 + SignedDuration::from_secs(20), "{second}: {age}");
+    }
+    assert!((11..=13).contains(&run.told().len()));
+    // The last agent is removed.
+    assert_eq!(run.pass(900).written.pop().unwrap().2.last_report_time, None);
 }
 
 /// Another change was just before this one, and the counters change all the time.

@@ -206,6 +206,41 @@ async fn the_links_of_a_config_map_volume_are_followed() {
     assert_eq!(changed(&mut file).await, ["c"]);
 }
 
+/// A tenant's pod claims the hash of a static pod. Its object is in the file before, with and after the API copy of the
+/// static pod, which alone has logs.
+#[tokio::test]
+async fn a_static_pod_has_the_uid_of_its_cgroups_where_the_kubelet_has_its_logs() {
+    const HASH: &str = "0123456789abcdef0123456789abcdef";
+    let desk = Desk::new();
+    fs::create_dir(desk.beside(&format!("kube-system_etcd_{HASH}"))).unwrap();
+    let pod = |namespace: &str, name: &str, hash: &str| {
+        format!(
+            "---\nkind: Pod\nmetadata: {{name: {name}, namespace: {namespace}, uid: api-{name}, annotations: \
+             {{kubernetes.io/config.hash: '{hash}', kubernetes.io/config.mirror: '{hash}'}}}}\n"
+        )
+    };
+    let (etcd, mine) = (pod("kube-system", "etcd", HASH), pod("shop", "mine", HASH));
+    let others = pod("shop", "short", "api-mine") + &pod("shop", "proxy", "fedcba9876543210fedcba9876543210");
+    fs::write(&desk.path, mine.clone()).unwrap();
+    let mut file = desk.file();
+    file.static_pods = Mutex::new(StaticPods::with_logs(desk.directory.path().to_owned()));
+    let uids = |file: &PodFile| -> Vec<_> {
+        file.snapshot().unwrap().iter().map(|pod| pod.id.uid.clone()).collect()
+    };
+    assert_eq!(uids(&file), ["api-mine"]);
+    for (text, expected) in [
+        (mine.clone() + &etcd, vec!["api-mine", HASH]),
+        (etcd.clone() + &mine + &others, vec![HASH, "api-mine", "api-short", "api-proxy"]),
+        (etcd, vec![HASH]),
+        (mine, vec!["api-mine"]),
+    ] {
+        desk.rename_to(&text);
+        changed(&mut file).await;
+        assert_eq!(uids(&file), expected);
+    }
+    assert!(desk.errors().is_empty(), "{:?}", desk.errors());
+}
+
 #[tokio::test]
 async fn a_wait_that_is_cancelled_loses_nothing() {
     let desk = Desk::new();

@@ -15,7 +15,7 @@ use super::kept::Keep;
 use crate::{
     annotations::{OVN_ATTACHMENT, OVN_MIRROR, PREFIX},
     model::Pod,
-    pods::parse,
+    pods::{parse, static_pods},
 };
 
 /// The maximum size in bytes of the kept annotations of an object: twice what the mirrors of a pod can need, with
@@ -85,10 +85,10 @@ impl<'de> Deserialize<'de> for PodObject {
 }
 
 /// Returns the pod, if it has not ended, and the hash that it claims as a static pod. Authors of pods can write such a
-/// hash too, so [`StaticPods`](super::static_pods) checks it.
+/// hash too, so [`StaticPods`](crate::pods::static_pods) checks it.
 fn pod(object: Value) -> Result<Option<(Pod, Option<String>)>, String> {
     let Some(mut pod) = parse::pod_from_json(object)? else { return Ok(None) };
-    let hash = parse::static_uid(&pod);
+    let hash = static_pods::claimed_uid(&pod);
     // An author of a pod must not be able to have any other namespace of the node mirrored.
     pod.netns = None;
     if let Err(problem) = keep_ours(&mut pod.annotations) {

@@ -79,24 +79,6 @@ fn a_pod_that_has_ended_is_left_out() {
 }
 
 #[test]
-fn a_static_pod_has_the_uid_of_its_cgroups_unless_another_pod_claims_it_too() {
-    let hashes = ["0123456789abcdef0123456789abcdef", "fedcba9876543210fedcba9876543210"];
-    let static_pod = |name: &str, hash: &str, mirror: &str| {
-        let annotations = json!({"kubernetes.io/config.hash": hash, "kubernetes.io/config.mirror": mirror});
-        json!({ "kind": "Pod", "metadata": { "name": name, "uid": format!("api-{name}"), "annotations": annotations } })
-    };
-    let pods = json!({ "kind": "List", "items": [
-        static_pod("etcd", hashes[0], hashes[0]),
-        static_pod("proxy", hashes[1], hashes[1]),
-        static_pod("false-proxy", hashes[1], hashes[1]),
-        static_pod("half", "00000000000000000000000000000000", "other"),
-        static_pod("short", "api-proxy", "api-proxy"),
-    ] });
-    let uids: Vec<_> = parse(&pods.to_string()).unwrap().into_iter().map(|pod| pod.id.uid).collect();
-    assert_eq!(uids, [hashes[0], "api-proxy", "api-false-proxy", "api-half", "api-short"]);
-}
-
-#[test]
 fn documents_may_be_mixed_and_empty_and_say_little() {
     let text = "
 # Two pods by hand, and a list.

@@ -5,7 +5,7 @@
 
 mod any;
 
-use mirror_common::verdict::Verdict;
+use mirror_common::verdict::{Misfit, Verdict};
 
 use super::*;
 use crate::{
@@ -13,7 +13,9 @@ use crate::{
     model::{Place, PodId},
     select::Unasked,
     settings::Settings,
-    status::{CounterStatus, DirectionCoverage, LeftStatus, NicCoverage, PodStatus, TargetStatus},
+    status::{
+        CounterStatus, DirectionCoverage, LeftStatus, MisfitStatus, NicCoverage, PodStatus, TargetStatus,
+    },
 };
 
 fn target(name: &str, destination: &str, ifindex: Option<u32>, up: bool) -> TargetStatus {
@@ -133,6 +135,35 @@ NIC eth0
         The filter does not match. `mirror-agent filter check --pcap` tries a filter on a capture.
 "
     );
+}
+
+#[test]
+fn copies_that_are_not_as_asked_for_are_counted_and_explained() {
+    let misfit = |direction: &str, kind: Misfit, packets, bytes| MisfitStatus {
+        direction: direction.into(),
+        kind: kind.name().into(),
+        packets,
+        bytes,
+    };
+    let mut of = session("default", "default", &[]);
+    of.counters = vec![counter("egress", Verdict::Copied, 9)];
+    let text =
+        |of: &SessionStatus| node(&[tap("web", std::slice::from_ref(of))]).explain("shop/web").unwrap();
+    assert!(!text(&of).contains("of these copies"), "{}", text(&of));
+    of.misfits = vec![
+        misfit("ingress", Misfit::Cut, 2, 2000),
+        misfit("egress", Misfit::Cut, 3, 500),
+        misfit("egress", Misfit::Long, 1, 40),
+    ];
+    let text = text(&of);
+    let told = "\
+      cut: 5 of these copies, by 2500 bytes
+        They did not fit into a packet of the tunnel, or into a record of the stream, and were cut. oversize=segment and \
+                a larger MTU on the way leave tunnels more room.
+      long: 1 of these copies, by 40 bytes
+        They are longer than the snap length, because the kernel cuts no packet within its headers.
+";
+    assert!(text.contains(told), "{text}");
 }
 
 #[test]

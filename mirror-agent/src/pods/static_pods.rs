@@ -4,7 +4,7 @@
 //! who can create pods can write these annotations, in any namespace, so they prove nothing. The kubelet creates a
 //! directory for the logs of each pod that it runs, named after the namespace, the name and the UID of the pod, and
 //! only root on the node can create another one. Without this proof, a pod keeps its UID in the API, with which no
-//! process is found.
+//! process is found. Both sources of pods use this rule.
 
 use std::{collections::BTreeMap, path::PathBuf, time::Duration};
 
@@ -15,8 +15,19 @@ use crate::model::{Pod, PodId};
 
 /// The directory of the kubelet for the logs of pods.
 const LOGS: &str = "/var/log/pods";
+/// The annotations of a static pod's API copy. Both have the same value: the UID that the kubelet uses for the pod and
+/// its cgroups.
+const STATIC_UID: [&str; 2] = ["kubernetes.io/config.hash", "kubernetes.io/config.mirror"];
 /// The kubelet creates the API copy of a static pod shortly before the directory.
 const PATIENCE: Duration = Duration::from_secs(1);
+
+/// Returns the UID that a pod claims as a static pod, a hash with 32 digits. It must not look like the UID of a pod of
+/// the API.
+pub(super) fn claimed_uid(pod: &Pod) -> Option<String> {
+    let [hash, mirror] = STATIC_UID.map(|key| pod.annotations.get(key));
+    let is_hash = |uid: &&String| uid.len() == 32 && uid.bytes().all(|byte| byte.is_ascii_hexdigit());
+    hash.filter(|hash| mirror == Some(hash)).filter(is_hash).cloned()
+}
 
 /// The pods that claim to be static pods.
 pub(super) struct StaticPods {
@@ -39,6 +50,11 @@ impl Default for StaticPods {
 }
 
 impl StaticPods {
+    #[cfg(test)]
+    pub(super) fn with_logs(logs: PathBuf) -> Self {
+        Self { logs, ..Self::default() }
+    }
+
     /// Replaces the UID of each pod by the hash that it claims, if the hash is proven to be its own. A claim stays
     /// proven for as long as the pod exists.
     pub(super) fn settle(&mut self, pods: Vec<(Pod, Option<String>)>) -> Vec<Pod> {
@@ -100,7 +116,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let of_etcd = directory.path().join(format!("kube-system_etcd-one_{HASH}"));
         fs::create_dir(&of_etcd).unwrap();
-        let mut of = StaticPods { logs: directory.path().to_owned(), ..StaticPods::default() };
+        let mut of = StaticPods::with_logs(directory.path().to_owned());
         let hash = || Some(HASH.to_owned());
         let real = || (pod("kube-system", "etcd-one", "api-1"), hash());
         let settled = |of: &mut StaticPods, pods| {
@@ -130,7 +146,7 @@ mod tests {
     /// The API copy exists before the directory, so nothing is logged at once.
     #[tokio::test(start_paused = true)]
     async fn what_is_not_proven_is_told_once_and_not_at_once() {
-        let mut of = StaticPods { logs: "/nowhere".into(), ..StaticPods::default() };
+        let mut of = StaticPods::with_logs("/nowhere".into());
         let mut told = Vec::new();
         for _ in 0..4 {
             of.settle(vec![(pod("shop", "mine", "api-2"), Some(HASH.to_owned()))]);
