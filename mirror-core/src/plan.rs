@@ -17,6 +17,8 @@ mod sides;
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use mirror_common::abi::MAX_SESSIONS_PER_TAP;
+
 pub use self::fit::{Misfit, Unfit};
 use crate::model::{
     Actual, ActualTap, Desired, Device, HookState, IfIndex, MirrorId, Op, Program, Session, Tap, TapHead,
@@ -39,10 +41,10 @@ pub struct Plan {
 ///
 /// The order of the ops is: removals of taps and sessions; targets and limits; the second stage; taps and sessions;
 /// then removals of unused objects, and of hooks, which are slow. If a new session of the same tap replaces a session,
-/// the old one is removed just before it. A target that no installed session uses is removed before new ones are
-/// written, because they could need its slot. A tap is added entry first, then sessions, then hooks, and removed in the
-/// same order. A program without an entry copies nothing, so neither a half-added nor a half-removed tap copies for
-/// another pod.
+/// the old one is removed just after it, so that no packet is missed; if the tables do not have room for both, just
+/// before it. A target that no installed session uses is removed before new ones are written, because they could need
+/// its slot. A tap is added entry first, then sessions, then hooks, and removed in the same order. A program without an
+/// entry copies nothing, so neither a half-added nor a half-removed tap copies for another pod.
 pub fn plan(desired: &Desired, actual: &Actual) -> Plan {
     let (mut taps, unfit) = fit::fit(desired, actual);
     let coming = sides::settle(&mut taps, actual);
@@ -64,10 +66,11 @@ pub fn plan(desired: &Desired, actual: &Actual) -> Plan {
         let theirs = desired.targets.iter().filter(|(_, target)| target.ifindex() == Some(*ifindex));
         ops.extend(theirs.map(|(name, target)| Op::SetTarget(name.clone(), target.with_cuts(true))));
     }
+    let beside = fit::fits_beside(&taps, actual);
     let hub = desired.hub.filter(|hub| actual.hubs.get(hub) != Some(&HookState::Current));
     ops.extend(hub.map(|hub| Op::Attach(Device::on_node(hub), Program::Hub)));
     for (device, tap) in &taps {
-        add(*device, tap, actual, &mut ops);
+        add(*device, tap, actual, beside, &mut ops);
     }
     // Hooks that no tap needs any more.
     detach(&taps, actual, &mut ops);
@@ -149,8 +152,7 @@ fn remove(wanted: &BTreeMap<Device, Tap>, actual: &Actual, ops: &mut Vec<Op>) {
     }
 }
 
-/// The sessions of a tap that are no longer wanted: those that are only removed, and those that are replaced. So there
-/// are never more sessions than before or after the plan.
+/// The sessions of a tap that are no longer wanted: those that are only removed, and those that are replaced.
 fn leaving<'a>(tap: &'a Tap, wanted: &Tap) -> (Vec<&'a MirrorId>, Vec<&'a MirrorId>) {
     let mut gone: Vec<_> =
         tap.sessions.keys().filter(|mirror| !wanted.sessions.contains_key(mirror)).collect();
@@ -170,15 +172,19 @@ fn detach(wanted: &BTreeMap<Device, Tap>, actual: &Actual, ops: &mut Vec<Op>) {
     }
 }
 
-/// Adds the ops for one wanted tap.
-fn add(device: Device, wanted: &Tap, actual: &Actual, ops: &mut Vec<Op>) {
+/// Adds the ops for one wanted tap. `beside`: the tables have room for the sessions of before and after.
+fn add(device: Device, wanted: &Tap, actual: &Actual, beside: bool, ops: &mut Vec<Op>) {
     let entry = actual.taps.get(&device).and_then(|installed| installed.tap.as_ref());
     let entry = entry.filter(|tap| tap.owner.is_same(&wanted.owner));
     if entry.map(TapHead::from) != Some(TapHead::from(wanted)) {
         ops.push(Op::PutTap(device, Box::new(wanted.into())));
     }
     let (_, replaced) = entry.map(|tap| leaving(tap, wanted)).unwrap_or_default();
-    ops.extend(replaced.into_iter().map(|mirror| Op::RemoveSession(device, mirror.clone())));
+    let installed = entry.map_or(0, |tap| tap.sessions.len());
+    let mut removals = replaced.into_iter().map(|mirror| Op::RemoveSession(device, mirror.clone()));
+    if !beside || installed + wanted.sessions.len() > MAX_SESSIONS_PER_TAP {
+        ops.extend(&mut removals);
+    }
     for (mirror, session) in &wanted.sessions {
         let op = match entry.and_then(|tap| tap.sessions.get(mirror)) {
             None => Op::AddSession,
@@ -187,6 +193,7 @@ fn add(device: Device, wanted: &Tap, actual: &Actual, ops: &mut Vec<Op>) {
         };
         ops.push(op(device, mirror.clone(), Box::new(session.clone())));
     }
+    ops.extend(removals);
     let is_missing = |(at, program): &(Device, Program)| {
         let installed = actual.taps.get(at);
         installed.is_none_or(|installed| {

@@ -152,6 +152,11 @@ impl Cluster {
         succeeded("ctr", words, &output).unwrap_or_else(|error| panic!("{error}"))
     }
 
+    /// Whether the cluster was built here. It then has both address families.
+    pub fn is_built(&self) -> bool {
+        self.cluster().components().is_some()
+    }
+
     #[track_caller]
     fn components(&self) -> &dyn Components {
         self.cluster()

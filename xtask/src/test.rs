@@ -26,7 +26,7 @@ pub(crate) enum Level {
     Prog,
     /// The built agent, in network namespaces.
     Netns,
-    /// The built agent in network namespaces, with a Kubernetes API server and no kubelet.
+    /// The built agent in network namespaces, with a Kubernetes API server and no kubelet; the clients beside kubectl.
     Api,
     /// The agent's image on a Kubernetes node.
     Cluster,
@@ -202,7 +202,11 @@ impl Level {
                 let mut test = test_target(self.name());
                 test.env("MIRROR_AGENT", agent).env("MIRROR_PLUGIN", workspace::plugin()?);
                 test.env(programs::PROMTOOL, programs::promtool()?);
-                level::with_api(test.env(THREADS, threads()).arg("--").args(arguments))
+                level::with_api(test.env(THREADS, threads()).arg("--").args(arguments))?;
+                // kubectl was built with the API server.
+                let mut clients = test_target("kubeconfigs");
+                clients.env("MIRROR_KUBECTL", built::kubectl_program().context("no kubectl was built")?);
+                clients.args(["--", "--ignored"]).args(arguments).run()
             }
             Self::Cluster => {
                 programs::bring(&programs::NETWORK)?;

@@ -75,13 +75,21 @@ pub(super) fn fit(desired: &Desired, actual: &Actual) -> (BTreeMap<Device, Tap>,
     (fitting, [lacking, unfit].concat())
 }
 
+/// Whether the tables have room for the sessions of these taps beside those that are installed.
+pub(super) fn fits_beside(taps: &BTreeMap<Device, Tap>, actual: &Actual) -> bool {
+    let mut room = Room::of(actual);
+    let installed = actual.taps.values().filter_map(|installed| installed.tap.as_ref());
+    let mut sessions = installed.chain(taps.values()).flat_map(|tap| tap.sessions.values());
+    sessions.all(|session| room.take(0, session).is_ok())
+}
+
 /// Allocates the tables to the wanted sessions, given the taps that are installed.
 fn allocate<'i>(
     wanted: &BTreeMap<Device, Tap>,
     actual: &Actual,
     installed: impl Fn(&Device) -> Option<&'i Tap>,
 ) -> (BTreeMap<Device, Tap>, Vec<Unfit>) {
-    let mut room = Room { actual, taps: 0, sessions: 0, filters: BTreeSet::new(), instructions: 0 };
+    let mut room = Room::of(actual);
     let (mut fitting, mut unfit) = (BTreeMap::new(), Vec::new());
     for rank in [Rank::Enforced, Rank::Mirror, Rank::Capture] {
         let mut turns = Turns::default();
@@ -252,7 +260,11 @@ struct Room<'a> {
     instructions: usize,
 }
 
-impl Room<'_> {
+impl<'a> Room<'a> {
+    const fn of(actual: &'a Actual) -> Self {
+        Self { actual, taps: 0, sessions: 0, filters: BTreeSet::new(), instructions: 0 }
+    }
+
     /// Takes room for a session, and for this number of new entries of its tap.
     fn take(&mut self, entries: usize, session: &Session) -> Result<(), Misfit> {
         let capacity = &self.actual.capacity;

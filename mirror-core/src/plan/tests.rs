@@ -355,8 +355,8 @@ proptest! {
         }
     }
 
-    /// A mirror with another name is installed at once; slow ops, such as detaching other taps' programs, come after
-    /// it. In between there are never more sessions than before or after.
+    /// A mirror with another name is installed before the old one is removed, or at once after it if the tables are full;
+    /// slow ops, such as detaching other taps' programs, come last.
     #[test]
     fn a_mirror_that_replaces_another_one_waits_for_nothing(desired in desired(), before in actual()) {
         let Plan { ops, .. } = plan(&desired, &before);
@@ -366,18 +366,33 @@ proptest! {
         for (at, op) in ops.iter().enumerate() {
             let Op::AddSession(device, mirror, _) = op else { continue };
             let same = |op: &Op| op.device() == Some(*device);
-            let removed = ops[..at].iter().rposition(|op| matches!(op, Op::RemoveSession(of, _) if of == device));
-            if let Some(removed) = removed {
+            let removes = |op: &Op| matches!(op, Op::RemoveSession(of, _) if of == device);
+            if let Some(removed) = ops[..at].iter().rposition(removes) && !ops[at..].iter().any(removes) {
                 prop_assert!(ops[removed..at].iter().all(same), "{} waits", mirror.0);
             }
         }
         let sessions = |actual: &Actual| -> usize {
             actual.taps.values().flat_map(|installed| &installed.tap).map(|tap| tap.sessions.len()).sum()
         };
-        let mut actual = before.clone();
-        let mut most = 0;
-        carry_out(&ops, &mut actual, |_| false, |now, _| most = most.max(sessions(now)));
-        prop_assert!(most <= sessions(&before).max(sessions(&actual)));
+        let wanted = fit::fit(&desired, &before).0;
+        let beside = fit::fits_beside(&wanted, &before);
+        // The owners of taps with a mirror before and after.
+        let goes_on = |(device, tap): (&Device, &Tap)| {
+            let old = same_owner(&before, device, &tap.owner)?.sessions.len();
+            let all = old + tap.sessions.len();
+            (beside && old > 0 && old < all && all <= MAX_SESSIONS_PER_TAP).then_some((*device, tap.owner.clone()))
+        };
+        let go_on: Vec<_> = wanted.iter().filter_map(goes_on).collect();
+        let (mut actual, mut most, mut bare) = (before.clone(), 0, None);
+        carry_out(&ops, &mut actual, |_| false, |now, op| {
+            most = most.max(sessions(now));
+            let is_bare = |(device, owner): &&(Device, Owner)| {
+                same_owner(now, device, owner).is_none_or(|tap| tap.sessions.is_empty())
+            };
+            bare = bare.take().or_else(|| go_on.iter().find(is_bare).map(|of| (of.clone(), op.clone())));
+        });
+        prop_assert_eq!(bare, None);
+        prop_assert!(most <= before.capacity.sessions.max(sessions(&before)).max(sessions(&actual)));
     }
 
     /// All targets can get new names at once, and the table holds both sets.

@@ -105,7 +105,7 @@ pub fn write_busybox(archive: &Path) -> Result<()> {
 }
 
 /// kubectl, if it has been built.
-pub(crate) fn kubectl_program() -> Option<PathBuf> {
+pub fn kubectl_program() -> Option<PathBuf> {
     let program = Binaries::locate().ok()?.built("kubectl");
     program.exists().then_some(program)
 }

@@ -4,11 +4,11 @@
 
 use std::{
     sync::{Mutex, MutexGuard, PoisonError},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
-use mirror_tests::{Agent, Answer, SOON, check, eventually, lint_metrics};
+use mirror_tests::{Agent, Answer, SOON, check, eventually, lint_metrics, scaled};
 use serde_json::{Value, json};
 
 use crate::{
@@ -345,6 +345,46 @@ fn the_status_of_a_mirror_target_says_which_nodes_can_copy_to_it() {
     let message = condition(&status, "Accepted")["message"].as_str().unwrap();
     assert!(message.ends_with("is not an address of another node"), "{message}");
     wait(&|status| reason(status, own).is_some_and(|(word, _)| word == "TargetRefused"));
+    controller.stop();
+    agent.stop();
+}
+
+/// A budget is used up: the Mirror says so soon, and covers its pod no more.
+#[test]
+fn the_end_of_a_mirror_is_in_its_status_soon() {
+    /// As in docs/resources.md.
+    const TOLD: Duration = Duration::from_secs(20);
+    let _alone = alone();
+    let story = &mut Story::new("ended");
+    let [web, db] = story.node.pods(["web", "db"]);
+    let Node { api, lab } = &story.node;
+    let _container = api.run(lab, &web, &[]);
+    let controller = controller(story, "one", "");
+    let agent = api.agent(lab, &[]);
+    story.mirror("short", "web", &json!({ "limits": { "packets": 40 } }));
+    let covered = json!({ "selected": 1, "covered": 1 });
+    let begun = wait_status(story, "short", |status| {
+        status["pods"] == covered && condition(status, "Ended")["reason"] == "NotEnded"
+    });
+    assert_eq!(condition(&begun, "Covered")["status"], "True", "{begun:#}");
+    // The agent and the controller have just written, so both wait before they write again.
+    db.ping(web.v4(), 20, 56);
+    lab.wait_status(|status| {
+        let ended = status.tap(web.veth_host()).session("mirror/short").ended.clone();
+        check(ended.as_deref() == Some("packets"), || format!("{ended:?}"))
+    });
+    let began = Instant::now();
+    story.wait_told("short", |of| of["ended"] == 1);
+    let by_node = began.elapsed();
+    let ended = wait_status(story, "short", |status| condition(status, "Ended")["status"] == "True");
+    let took = began.elapsed();
+    eprintln!("ended: {by_node:.1?} later in the MirrorNode, {took:.1?} later in the Mirror's status");
+    assert!(took < scaled(TOLD), "{took:?}");
+    let of = |type_: &str| [&condition(&ended, type_)["status"], &condition(&ended, type_)["reason"]];
+    assert_eq!(of("Ended"), ["True", "LimitReached"], "{ended:#}");
+    assert_eq!(of("Covered")[0], "False", "{ended:#}");
+    assert_eq!(ended["uncovered"][0]["reason"], "Ended", "{ended:#}");
+    assert_eq!(ended["packets"]["copied"], 40, "{ended:#}");
     controller.stop();
     agent.stop();
 }

@@ -174,6 +174,9 @@ fn every_mirrored_pods_view_of_a_service_is_complete() {
     };
     let node_port =
         |at: usize| get(&format!("service db -o jsonpath={{.spec.ports[{at}].nodePort}}")).parse().unwrap();
+    if cluster.is_built() {
+        assert_eq!(of_web.iter().map(IpAddr::is_ipv4).collect::<Vec<_>>(), [true, false], "{of_web:?}");
+    }
     let service = &Service {
         cluster,
         web,

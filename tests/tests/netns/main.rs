@@ -60,6 +60,7 @@ mod rampage;
 mod readers;
 mod recorders;
 mod returns;
+mod server;
 mod services;
 mod streams;
 mod tails;

@@ -2,7 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use mirror_tests::{Agent, Capture, Lab, PodSpec, PodsFile, SOON, Status, check, eventually};
+use mirror_tests::{
+    Agent, Capture, Comparison, Lab, PodSpec, PodsFile, SOON, Status, check, eventually, while_talking,
+};
 use serde_json::Value;
 
 use crate::{Inside, MIRROR, Node, any_mode, shows};
@@ -215,4 +217,39 @@ fn targets_that_cannot_be_are_wrong_usage() {
         let exit = lab.agent_exit(&[&["run", "--pods-from", pods.path()][..], arguments].concat());
         assert!(exit.code != Some(0) && exit.stderr.contains(expected), "{arguments:?}: {exit:?}");
     }
+}
+
+/// A mirror gets another name while many other pods leave: detaching their taps takes longer than the kernel needs for
+/// thousands of packets.
+#[test]
+fn a_mirror_under_another_name_does_not_wait_for_pods_that_leave() {
+    const LEAVING: usize = 20;
+    let Node { web, db, lab } = &Node::bridged("renamed");
+    let others: Vec<_> = (0..LEAVING).map(|number| lab.pod(&format!("other-{number}"), "br0")).collect();
+    let named = |name: &str| PodSpec::of(web).annotated(&format!("podmirror.io/mirror.{name}"), "true");
+    let mut specs: Vec<_> = others.iter().map(|pod| PodSpec::of(pod).mirror("true")).collect();
+    specs.push(named("old"));
+    let pods = PodsFile::new(lab, &specs);
+    let agent = Agent::run(lab, any_mode(), &pods, &[]);
+    lab.wait_taps(&others.iter().chain([web]).map(|pod| pod.veth_host()).collect::<Vec<_>>());
+    let comparison = Comparison::of(web.netns(), lab);
+    while_talking(web, db, || {
+        pods.write(&[named("new")]);
+        lab.wait_status(|status| {
+            let left: Vec<_> = status.taps.iter().flat_map(|tap| &tap.sessions).collect();
+            check(left.len() == 1 && left[0].mirror == "new", || format!("{left:?}"))
+        });
+        // The last op of the round detaches the last hook.
+        agent.wait_for_log(&["no longer mirroring"]);
+    });
+    let all = comparison.is_equal().len() as u64;
+    let status = lab.status();
+    let session = status.tap(web.veth_host()).session("new");
+    let [copied, duplicate] = ["copied", "duplicate"].map(|verdict| session.total(verdict));
+    eprintln!(
+        "renamed: {all} packets, {copied} copied by the new mirror, {duplicate} by the old one beside it"
+    );
+    assert!(copied > 0 && copied < all, "{session:?}");
+    assert_eq!(session.seen(), copied + duplicate, "{session:?}");
+    agent.stop();
 }

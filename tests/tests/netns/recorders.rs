@@ -3,12 +3,14 @@
 use std::{fs, os::unix::fs::MetadataExt as _, time::UNIX_EPOCH};
 
 use mirror_tests::{
-    Agent, Exit, Lab, PacketFile, PodNs, PodsFile, SOON, Tail, check, eventually, while_pinging,
+    Agent, Exit, Frames, Lab, PacketFile, PodNs, PodsFile, SOON, Tail, check, eventually, while_pinging,
 };
+use serde_json::json;
 
 use crate::{
     Inside, Node, any_mode,
     bypass::OFTEN,
+    server::{self, CGROUP, Server},
     streams::{TARGET, streamed, wait_stream},
 };
 
@@ -103,6 +105,51 @@ fn what_is_recorded_outlives_the_agent() {
     let netns = fs::metadata(lab.node().path()).unwrap().ino();
     assert!(!fs::exists(format!("/run/podmirror/{netns}.live.recorder")).unwrap());
     wait_stream(lab, false);
+}
+
+/// An agent starts while the API server is away. The recorder reads from then on, and misses nothing when the server
+/// comes back.
+#[test]
+fn a_recorder_reads_while_the_api_server_is_away() {
+    let Node { web, db, lab } = &Node::bridged("unlisted");
+    let _container = lab.container(web.netns(), CGROUP);
+    let annotations = json!({
+        "podmirror.io/mirror": "true", "podmirror.io/target": "live", "podmirror.io/filter": "icmp",
+    });
+    let start = || Server::start(lab, server::web(lab, &annotations));
+    let server = start();
+    let agent = server::agent(lab, &TARGET);
+    lab.wait_mirrored(&[web]);
+    let mut recorder = recorder(lab);
+    web.ping(db.v4(), 5, 56);
+    recorded(lab, &ALL, 10);
+
+    agent.kill();
+    recorder.wait_for_log("waits for the next agent");
+    drop(server);
+    let agent = server::agent(lab, &TARGET);
+    agent.wait_for_log(&["a program reads packets"]);
+    wait_stream(lab, true);
+    let inside = Inside::of(web);
+    web.ping(db.v4(), 5, 56);
+    recorded(lab, &ALL, 20);
+    agent.wait_for_log(&["is unavailable", "pods"]);
+    assert_eq!(lab.get("/readyz").status, 503);
+    let _server = while_pinging(OFTEN, web, db, || {
+        let server = start();
+        lab.wait_get("/readyz", 200);
+        server
+    });
+    // All IPv4 packets here are ICMP.
+    let (sent, received) = inside.frames();
+    let [sent, received] = [sent, received].map(|frames| frames.ipv4());
+    let all = recorded(lab, &ALL, 10 + sent.len() + received.len());
+    let of = |direction: &str, frames: &Frames| all.frames(direction).less(&frames).len();
+    assert_eq!((of("egress", &sent), of("ingress", &received)), (5, 5));
+    assert_eq!(all.statistics.iter().map(|(_, lost)| lost).sum::<u64>(), 0);
+    eprintln!("unlisted: {} packets of the new agent", sent.len() + received.len());
+    recorder.kill();
+    agent.stop();
 }
 
 /// `tail --since` has the recorder's packets, and then its own: each packet of a busy pod once.

@@ -1,14 +1,20 @@
 //! Root inside a pod attacks the relay device (`exit`) that the agent has created there.
 
+use std::{cell::Cell, time::Duration};
+
 use mirror_tests::{
     Agent, AttachMode, Capture, Frame, Frames, Neighbour, PodNs, PodSpec, PodsFile, SOON, check, eventually,
 };
+use serde_json::Value;
 
 use super::{EXIT, MACVLAN, Scene, has_exit, mirrored, shows, tap, wait_counted, wait_tapped};
 use crate::{
     Inside, MIRROR, any_mode,
-    coverage::{CLEAR, reasons, wait_states},
+    coverage::{CLEAR, FEW_READINGS, reasons, wait_states},
 };
+
+/// The deadline for the report of a small bypass.
+const BYPASS: Duration = Duration::from_secs(60);
 
 in_both_modes!(
     no_mark_of_a_pod_hides_what_it_sends,
@@ -267,5 +273,38 @@ fn a_copy_that_goes_astray_does_not_count_as_copied(mode: AttachMode) {
     let inside = Inside::of(web);
     web.ping(db.v4(), 1, 57);
     shows(&mirror, || inside.capture.frames());
+    agent.stop();
+}
+
+/// A process with CAP_NET_RAW sends one packet in ten around the tap (PACKET_QDISC_BYPASS). These packets have no copy,
+/// and the pod's NIC is reported.
+#[test]
+fn packets_around_the_hook_of_a_macvlan_are_told() {
+    let (scene, _pods, agent) = mirrored("macvlan-around", any_mode());
+    let Scene { web, db, lab } = &scene;
+    let talk = || web.ping(db.v4(), 45, 56);
+    wait_states(lab, web, FEW_READINGS, ["Covered", "Covered"], talk);
+    assert_eq!(reasons(lab), []);
+    let mirror = Capture::start(lab.node(), MIRROR);
+    let socket = web.netns().sender("eth0").around_the_hook();
+    let around = Frame::new(db.eth0().mac, web.eth0().mac).filled(100, 7).bytes();
+    let sent = Cell::new(0);
+    let bypassed = wait_states(lab, web, BYPASS, ["Covered", "Bypassed"], || {
+        talk();
+        for _ in 0..5 {
+            socket.send(&around).unwrap();
+            sent.set(sent.get() + 1);
+        }
+    });
+    let gap = |of: &Value| of["egress"]["carried"].as_u64().unwrap() - of["egress"]["seen"].as_u64().unwrap();
+    let told = gap(&bypassed);
+    eprintln!("around: {told} of {} packets are in the report: {bypassed}", sent.get());
+    assert!((1..=sent.get()).contains(&told), "{bypassed}");
+    assert_eq!(mirror.frames().count(&around), 0);
+    eventually(FEW_READINGS, || {
+        let reasons = reasons(lab);
+        check(matches!(&reasons[..], [(reason, _)] if reason == "Bypassed"), || format!("{reasons:?}"))
+    });
+    agent.wait_for_log(&["partly mirrored", "\"Bypassed\"", "egress: "]);
     agent.stop();
 }
