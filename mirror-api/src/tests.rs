@@ -65,7 +65,7 @@ fn texts_with_a_form_have_a_pattern() {
     }
 }
 
-/// Each entry of the tables is that of a field: a pattern or words stand at its place.
+/// Each entry of the tables belongs to a field: the schema has its pattern or its words there.
 #[test]
 fn names_addresses_and_words_have_their_form() {
     fn texts(path: &str, schema: &Value, found: &mut Vec<(String, Value)>) {
