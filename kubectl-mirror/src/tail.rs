@@ -254,7 +254,7 @@ impl<'c> Tail<'c> {
 
     fn take_blocks(&mut self, id: StreamId) -> Result<(), &'static str> {
         let Some(Stream { node, blocks, .. }) = self.streams.get_mut(&id) else { return Ok(()) };
-        while let Some(block) = blocks.next()? {
+        while let Some(block) = blocks.pop()? {
             match block {
                 Block::Section(message) => {
                     tell(&format!("node {node}: {}", printable(&message)));

@@ -98,7 +98,7 @@ impl Blocks {
     /// # Errors
     ///
     /// The reason why the stream cannot be parsed.
-    pub fn next(&mut self) -> Result<Option<Block>, &'static str> {
+    pub fn pop(&mut self) -> Result<Option<Block>, &'static str> {
         loop {
             let rest = self.bytes.get(self.taken..).unwrap_or_default();
             let (Some(kind), Some(length)) = (word(rest, 0), word(rest, 4)) else { return Ok(None) };
@@ -238,7 +238,7 @@ mod tests {
     }
 
     fn all(blocks: &mut Blocks) -> Vec<Block> {
-        std::iter::from_fn(|| blocks.next().unwrap()).collect()
+        std::iter::from_fn(|| blocks.pop().unwrap()).collect()
     }
 
     #[test]
@@ -304,7 +304,7 @@ mod tests {
                 let mut blocks = Blocks::default();
                 blocks.push(&bytes);
                 let mut count = 0;
-                while let Ok(Some(_)) = blocks.next() {
+                while let Ok(Some(_)) = blocks.pop() {
                     count += 1;
                 }
                 prop_assert!(count * AROUND <= bytes.len());

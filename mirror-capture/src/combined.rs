@@ -123,7 +123,7 @@ mod tests {
     fn all(bytes: &[u8]) -> Vec<Block> {
         let mut blocks = Blocks::default();
         blocks.push(bytes);
-        std::iter::from_fn(|| blocks.next().ok().flatten()).collect()
+        std::iter::from_fn(|| blocks.pop().ok().flatten()).collect()
     }
 
     /// A packet of the interface with this number, as an agent sends it.

@@ -21,7 +21,7 @@ fn read(parts: &[&[u8]]) -> (Vec<Block>, Result<bool, &'static str>) {
     for part in parts {
         blocks.push(part);
         loop {
-            match blocks.next() {
+            match blocks.pop() {
                 Ok(Some(block)) => found.push(block),
                 Ok(None) => break,
                 Err(why) => return (found, Err(why)),

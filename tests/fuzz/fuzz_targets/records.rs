@@ -33,7 +33,7 @@ fn check(snapshot: &[u8], packets: u64) -> usize {
     let mut blocks = Blocks::default();
     blocks.push(snapshot);
     let (mut interfaces, mut found, mut bytes) = (0, 0, 0);
-    while let Some(block) = blocks.next().unwrap() {
+    while let Some(block) = blocks.pop().unwrap() {
         match block {
             Block::Section(_) => {}
             Block::Interface(_) => interfaces += 1,

@@ -144,7 +144,7 @@ fn a_recorder_reads_while_the_api_server_is_away() {
     let (sent, received) = inside.frames();
     let [sent, received] = [sent, received].map(|frames| frames.ipv4());
     let all = recorded(lab, &ALL, 10 + sent.len() + received.len());
-    let of = |direction: &str, frames: &Frames| all.frames(direction).less(&frames).len();
+    let of = |direction: &str, frames: &Frames| all.frames(direction).less(frames).len();
     assert_eq!((of("egress", &sent), of("ingress", &received)), (5, 5));
     assert_eq!(all.statistics.iter().map(|(_, lost)| lost).sum::<u64>(), 0);
     eprintln!("unlisted: {} packets of the new agent", sent.len() + received.len());
