@@ -6,6 +6,7 @@ use anyhow::bail;
 use kube::{
     ResourceExt as _,
     api::{DeleteParams, Patch, PatchParams, Preconditions},
+    core::Status,
 };
 use mirror_api::{MAX_NAME, Mirror, MirrorSpec, TargetRef};
 use sha2::{Digest as _, Sha256};
@@ -66,7 +67,7 @@ pub(crate) async fn on(args: OnArgs, cluster: &Cluster) -> anyhow::Result<()> {
 pub(crate) async fn off(args: OffArgs, cluster: &Cluster) -> anyhow::Result<()> {
     let (api, name) = (cluster.own::<Mirror>(), args.named()?);
     let mirror = match api.get(&name).await {
-        Err(kube::Error::Api(status)) if args.ignore_not_found && status.code == 404 => return Ok(()),
+        Err(kube::Error::Api(status)) if args.ignore_not_found && is_missing(&status, &name) => return Ok(()),
         mirror => mirror?,
     };
     refuse_others(&mirror)?;
@@ -78,6 +79,11 @@ pub(crate) async fn off(args: OffArgs, cluster: &Cluster) -> anyhow::Result<()> 
     let resource = Resource::from(&mirror);
     let line = format!("{} \"{name}\" deleted from {} namespace", resource.type_(), cluster.namespace);
     say(mirror, &line, &args.change)
+}
+
+/// Whether this object does not exist. Without the CRD, the API server answers with 404 too, and names no object.
+fn is_missing(status: &Status, name: &str) -> bool {
+    status.code == 404 && status.details.as_ref().is_some_and(|details| details.name == name)
 }
 
 /// Prints what was done, as kubectl does.

@@ -75,7 +75,7 @@ pub(crate) fn client(
     let exec = if has_other(&config.auth_info) { None } else { config.auth_info.exec.take() };
     let helper = exec.as_ref().map(Helper::start).transpose()?.flatten();
     let credentials = config.auth_layer().map_err(|error| anyhow!("{error}"))?;
-    if helper.is_none() {
+    if helper.is_none() && !has_certificate(&config.auth_info) {
         config.auth_info.exec = exec;
     }
     let proxy = proxy.map(|proxy| proxy.to_string());
@@ -144,6 +144,11 @@ fn tls(config: &Config) -> anyhow::Result<rustls::ClientConfig> {
 fn has_other(user: &AuthInfo) -> bool {
     let has_password = user.username.is_some() && user.password.is_some();
     has_password || user.auth_provider.is_some() || user.token.is_some()
+}
+
+/// Whether a user has a certificate, which takes precedence over that of a helper.
+fn has_certificate(user: &AuthInfo) -> bool {
+    user.client_certificate.is_some() || user.client_certificate_data.is_some()
 }
 
 /// The server in messages: its URL without a path and a password.

@@ -180,9 +180,9 @@ fn add(device: Device, wanted: &Tap, actual: &Actual, beside: bool, ops: &mut Ve
         ops.push(Op::PutTap(device, Box::new(wanted.into())));
     }
     let (_, replaced) = entry.map(|tap| leaving(tap, wanted)).unwrap_or_default();
-    let installed = entry.map_or(0, |tap| tap.sessions.len());
+    let most = wanted.sessions.len() + replaced.len();
     let mut removals = replaced.into_iter().map(|mirror| Op::RemoveSession(device, mirror.clone()));
-    if !beside || installed + wanted.sessions.len() > MAX_SESSIONS_PER_TAP {
+    if !beside || most > MAX_SESSIONS_PER_TAP {
         ops.extend(&mut removals);
     }
     for (mirror, session) in &wanted.sessions {

@@ -12,7 +12,7 @@ use std::{
 };
 
 use k8s_openapi::{apimachinery::pkg::apis::meta::v1::Time, jiff::Timestamp};
-use mirror_api::sum::{RENEW, is_current, is_renewed};
+use mirror_api::sum::{is_current, is_renewed};
 use tokio::time::Instant;
 
 use crate::pace::Pace;
@@ -27,7 +27,7 @@ const BURST: u32 = 4;
 /// The shortest time between two writes of one status if only counters have changed.
 const COUNTS_PACE: Duration = Duration::from_secs(60);
 /// Upper bound of the objects sent per second for changed counters. Every agent watches the objects, so each write is
-/// sent once to each node; writes of counters become rarer to keep this bound, down to one in [`RENEW`].
+/// sent once to each node; writes of counters become rarer to keep this bound.
 const MOST_SENT_A_SECOND: usize = 10_000;
 
 /// The kind of the objects in a book, and how an object is aggregated.
@@ -315,7 +315,7 @@ impl<S: Summed> Book<S> {
     /// The shortest time between two writes of one status if only counters have changed.
     fn counts_pace(&self) -> Duration {
         let seconds = self.objects.len() * self.nodes.len() / MOST_SENT_A_SECOND;
-        COUNTS_PACE.max(Duration::from_secs(seconds as u64)).min(RENEW.unsigned_abs())
+        COUNTS_PACE.max(Duration::from_secs(seconds as u64))
     }
 
     /// Schedules an object after a change. `is_news`: more than counters have changed.
@@ -350,7 +350,9 @@ impl<S: Summed> Book<S> {
         // A report about a deleted object of the same name does not count for this one.
         let reports = reports.filter(|(node, report)| S::uid(report) == entry.uid && counts(node));
         let reports = reports.map(|(node, report)| (node.as_str(), report));
+        // The clock of a node can be ahead.
         let reported = reports.clone().filter_map(|(node, _)| self.nodes.get(node)?.reported).max();
+        let reported = reported.map(|reported| reported.min(at));
         let left_out = self.nodes.values().filter(|node| node.may_have_left_out(key)).count();
         // The API server stores whole seconds.
         let seconds = |at: Timestamp| Time(Timestamp::from_second(at.as_second()).unwrap_or(at));

@@ -41,6 +41,9 @@ use crate::{
 /// The longest wait while a session has a budget, so that the report soon shows that the budget has ended. The kernel
 /// ends it without the agent.
 const BUDGET_TICK: Duration = Duration::from_secs(1);
+/// The time for which a target is down before its mirrors no longer cover their pods. The pod of a collector is replaced
+/// sooner.
+const TARGET_GRACE: Duration = Duration::from_secs(10);
 /// The time that an unused program of a filter stays: much longer than a packet takes at a tap.
 const LEFTOVERS: Duration = Duration::from_secs(1);
 
@@ -65,6 +68,8 @@ pub(super) struct Memory {
     pub(super) log: LogDedup,
     /// The mirrors that an earlier agent has left; `None` before the first read.
     pub(super) found: Option<Arc<Mirrors>>,
+    /// The targets that accept no copies, and since when.
+    down: BTreeMap<TargetName, Instant>,
     /// The next round without an event.
     pub(super) schedule: Schedule,
 }
@@ -83,6 +88,8 @@ pub(super) struct Inputs<'a> {
 pub(super) struct Decision {
     pub(super) desired: Desired,
     pub(super) ops: Vec<Op>,
+    /// The time of the decision.
+    at: Instant,
     /// The hooks at which nothing is attached in this round.
     pub(super) resting: BTreeSet<(Device, Program)>,
     /// The end of the first of these rests.
@@ -112,6 +119,7 @@ impl Memory {
             removed: RemovedPrograms::default(),
             log: LogDedup::default(),
             found: None,
+            down: BTreeMap::new(),
             schedule: Schedule::new(Instant::now()),
         }
     }
@@ -157,7 +165,7 @@ impl Memory {
         let unfit = unfit.into_iter().map(|unfit| not_installed(unfit, &desired));
         let known = selection.skipped.into_iter().chain(unfit);
         let skipped = known.chain(hidden::of_taps(&desired, actual)).chain(without_relay).collect();
-        Decision { desired, ops, resting, rests_until, coming, misfits, skipped }
+        Decision { desired, ops, at: now, resting, rests_until, coming, misfits, skipped }
     }
 
     /// Returns the wanted state, and the plan that leads to it.
@@ -194,7 +202,7 @@ impl Memory {
         report: &mut Report,
         now: Instant,
     ) {
-        let Decision { desired, resting, rests_until, coming, misfits, skipped, .. } = decision;
+        let Decision { desired, at, resting, rests_until, coming, misfits, skipped, .. } = decision;
         let Inputs { listed, resources, mirror_targets, readers, choice } = inputs;
         let rests = resting.iter().any(|(device, _)| incomplete.contains(device));
         self.schedule.at(rests_until.filter(|_| rests), "a removed program is attached again");
@@ -212,7 +220,8 @@ impl Memory {
         incomplete.extend(actual.taps.iter().filter(|(_, tap)| lacks_hook(tap)).map(|(device, _)| *device));
         self.coverage.follow(&desired, actual, links, &incomplete, &coming, *shows_redirects);
         let bypassed = self.coverage.bypassed(&desired);
-        let removed = self.removed.note(&desired, actual, now);
+        // The time is that of `resting`: a rest may have ended meanwhile, and nothing was attached.
+        let removed = self.removed.note(&desired, actual, at);
         self.schedule.at(self.removed.next(), "a reason ends");
         let skipped = choice.refused.into_iter().chain(skipped).chain(bypassed).chain(removed);
 
@@ -225,9 +234,10 @@ impl Memory {
         report.streams = resources.iter().filter_map(keyed).collect();
         let why_down = |name: &TargetName| report.unwritten.get(name).or_else(|| report.unreached.get(name));
         report.down = mirror_core::targets::down(&desired.targets, why_down);
+        let down = self.down_for_long(&report.down, now);
         let installed = installed(&desired, actual, &incomplete);
         report.resources = match listed {
-            Some(_) => coverage(choice.selected, &installed, &report.skipped, &report.down),
+            Some(_) => coverage(choice.selected, &installed, &report.skipped, &down),
             None => Vec::new(),
         };
         report.mirrors = mirrored(&choice.wanted, &desired, actual, &incomplete, &misfits);
@@ -237,6 +247,22 @@ impl Memory {
             true => desired.taps.keys().filter(|device| !incomplete.contains(device)).count(),
             false => actual.taps.values().filter(|tap| tap.tap.is_some()).count(),
         };
+    }
+
+    /// Returns the targets that have been down for [`TARGET_GRACE`], given those that are down.
+    fn down_for_long(
+        &mut self,
+        down: &BTreeMap<TargetName, String>,
+        now: Instant,
+    ) -> BTreeMap<TargetName, String> {
+        self.down.retain(|name, _| down.contains_key(name));
+        for name in down.keys() {
+            self.down.entry(name.clone()).or_insert(now);
+        }
+        let ends = self.down.values().map(|since| *since + TARGET_GRACE).filter(|end| *end > now);
+        self.schedule.at(ends, "a target has been down for long");
+        let is_long = |name: &TargetName| now.saturating_duration_since(self.down[name]) >= TARGET_GRACE;
+        down.iter().filter(|(name, _)| is_long(name)).map(|(name, why)| (name.clone(), why.clone())).collect()
     }
 }
 

@@ -12,7 +12,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use mirror_common::abi::MAX_SESSIONS_PER_TAP;
+use mirror_common::abi::{MAX_FORMS, MAX_SESSIONS_PER_TAP};
 
 use super::keys;
 use crate::{
@@ -75,12 +75,25 @@ pub(super) fn fit(desired: &Desired, actual: &Actual) -> (BTreeMap<Device, Tap>,
     (fitting, [lacking, unfit].concat())
 }
 
-/// Whether the tables have room for the sessions of these taps beside those that are installed.
+/// Whether the tables have room for the sessions of these taps beside those that they replace, and the mark for the
+/// forms of both: a session that is added while all bits are in use stays without one.
 pub(super) fn fits_beside(taps: &BTreeMap<Device, Tap>, actual: &Actual) -> bool {
+    let replaced = actual.taps.iter().flat_map(|(device, installed)| {
+        let of = installed.tap.iter().flat_map(|tap| &tap.sessions);
+        of.filter(|(mirror, _)| taps.get(device).is_none_or(|tap| !tap.sessions.contains_key(*mirror)))
+    });
+    let replaced: Vec<_> = replaced.map(|(_, session)| session).collect();
+    let wanted: Vec<_> = taps.values().flat_map(|tap| tap.sessions.values()).collect();
+    let all = || wanted.iter().chain(&replaced).copied();
     let mut room = Room::of(actual);
-    let installed = actual.taps.values().filter_map(|installed| installed.tap.as_ref());
-    let mut sessions = installed.chain(taps.values()).flat_map(|tap| tap.sessions.values());
-    sessions.all(|session| room.take(0, session).is_ok())
+    all().all(|session| room.take(0, session).is_ok())
+        && (forms(all()) <= MAX_FORMS || forms(wanted.iter().copied()) > MAX_FORMS)
+}
+
+/// The number of forms in which sessions copy, apart from captures.
+fn forms<'s>(sessions: impl Iterator<Item = &'s Session>) -> usize {
+    let mirrors = sessions.filter(|session| session.origin != Origin::Capture);
+    mirrors.map(|session| (&session.target, session.settings.snaplen)).collect::<BTreeSet<_>>().len()
 }
 
 /// Allocates the tables to the wanted sessions, given the taps that are installed.

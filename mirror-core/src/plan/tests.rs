@@ -378,9 +378,10 @@ proptest! {
         let beside = fit::fits_beside(&wanted, &before);
         // The owners of taps with a mirror before and after.
         let goes_on = |(device, tap): (&Device, &Tap)| {
-            let old = same_owner(&before, device, &tap.owner)?.sessions.len();
-            let all = old + tap.sessions.len();
-            (beside && old > 0 && old < all && all <= MAX_SESSIONS_PER_TAP).then_some((*device, tap.owner.clone()))
+            let old = same_owner(&before, device, &tap.owner)?;
+            let most = tap.sessions.len() + leaving(old, tap).1.len();
+            let goes_on = !old.sessions.is_empty() && !tap.sessions.is_empty();
+            (beside && goes_on && most <= MAX_SESSIONS_PER_TAP).then_some((*device, tap.owner.clone()))
         };
         let go_on: Vec<_> = wanted.iter().filter_map(goes_on).collect();
         let (mut actual, mut most, mut bare) = (before.clone(), 0, None);

@@ -378,7 +378,8 @@ fn a_mirror_inside_a_pod_outlives_the_agent(mode: AttachMode) {
     let agent = Agent::run(lab, mode, &pods, &[]);
     wait_tapped(lab, &[web]);
     eventually(SOON, || check(scene.exits() == [true, false], || format!("{:?}", scene.exits())));
-    assert_eq!(filters(db), Vec::<String>::new());
+    // A slow round ends before it detaches, and the next one deletes the relay device first.
+    eventually(SOON, || check(filters(db).is_empty(), || format!("{:?}", filters(db))));
     // After this, only `cleanup` can remove it.
     agent.kill();
     lab.cleanup();

@@ -3,9 +3,10 @@
 #![expect(clippy::unwrap_used, reason = "tests panic")]
 
 use k8s_openapi::jiff::SignedDuration;
+use mirror_api::sum::RENEW;
 use mirror_api::{
     MirrorNodeStatus, MirrorStatus, MirrorSummary, Packets, Pods, TargetSummary,
-    sum::{Asked, target},
+    sum::{Asked, RENEW, target},
 };
 
 use super::*;

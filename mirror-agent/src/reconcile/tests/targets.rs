@@ -160,26 +160,32 @@ async fn a_mirror_target_that_cannot_be_stops_no_agent_and_says_why() {
     assert_eq!(ids.state, State::Down(report.unreached[&name("ids")].clone()));
     assert_eq!(report.down, report.unreached, "each pod of it is reported");
     let message = format!("nothing is copied to the target ids now: {}", report.down[&name("ids")]);
+    run_for(&mut world, Duration::from_secs(11)).await.unwrap();
+    let report = world.report.borrow().clone();
     let told: Vec<_> =
         report.resources[0].not_covered.iter().map(|of| (of.reason, of.message.as_str())).collect();
     assert_eq!(told, [("TargetDown", message.as_str())]);
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_pod_is_covered_while_the_target_of_its_mirror_is_up() {
+async fn a_pod_is_not_covered_while_the_target_of_its_mirror_is_down_for_long() {
     let mut world = world();
     add_pod(&mut world, 1);
     world.pods.1.push(mirror_all(Some("ids")));
     world.pods.2.push(resource("ids", "ids0"));
     let mut told = Vec::new();
-    for up in [true, false, true] {
+    let long = Duration::from_secs(10);
+    for (up, time) in
+        [(true, SOON), (false, long / 2), (true, SOON), (false, long / 2), (false, long), (true, SOON)]
+    {
         let mut links = world.links.links.host.values_mut();
         links.find(|link| link.name == "ids0").into_iter().for_each(|ids0| ids0.up = up);
-        run_for(&mut world, SOON).await.unwrap();
+        run_for(&mut world, time).await.unwrap();
         let of_all = world.report.borrow().resources[0].clone();
         told.push((of_all.covered.len(), of_all.not_covered.iter().map(|of| of.reason).collect::<Vec<_>>()));
     }
-    assert_eq!(told, [(1, vec![]), (0, vec!["TargetDown"]), (1, vec![])]);
+    let (is, is_not) = ((1, vec![]), (0, vec!["TargetDown"]));
+    assert_eq!(told, [is.clone(), is.clone(), is.clone(), is.clone(), is_not, is]);
 }
 
 /// A device that cannot be deleted does not affect others: the agent is ready, and events do not wait.
