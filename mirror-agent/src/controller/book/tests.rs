@@ -3,7 +3,6 @@
 #![expect(clippy::unwrap_used, reason = "tests panic")]
 
 use k8s_openapi::jiff::SignedDuration;
-use mirror_api::sum::RENEW;
 use mirror_api::{
     MirrorNodeStatus, MirrorStatus, MirrorSummary, Packets, Pods, TargetSummary,
     sum::{Asked, RENEW, target},
