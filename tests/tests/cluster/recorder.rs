@@ -22,7 +22,7 @@ use crate::plugin::plugin;
 
 const CHART: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../deploy/chart");
 /// The recorder's command in its container.
-const COMMAND: [&str; 5] = ["recorder", "--ring", "16MiB", "--buffer", "4MiB"];
+const COMMAND: [&str; 5] = ["recorder", "--ring", "16MiB", "--buffer", "4Mi"];
 /// Ring size of that command.
 const RING: u64 = 16 << 20;
 /// Its only capability, BPF, as the kernel prints a capability set.
