@@ -21,9 +21,9 @@ pub struct MirrorStatus {
     pub conditions: Vec<Condition>,
     /// Number of nodes that report on it.
     pub reporting_nodes: i64,
-    /// Time of the last report that counts, by the node's clock. While there is one, it is updated at least every 10
-    /// minutes. If it is older than 15 minutes, no controller or no agent has written since, and this status is out of
-    /// date.
+    /// Time of the last report that counts, by the node's clock. Updated at least every 10 minutes, unless the cluster has
+    /// millions of Mirrors times nodes. If it is older than 15 minutes, no controller or no agent has written since, and
+    /// this status is out of date.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_report_time: Option<Time>,
     /// Number of selected and covered pods.
@@ -65,9 +65,9 @@ pub struct MirrorTargetStatus {
     pub destination: Option<String>,
     /// Number of nodes that report on it, and how many of them are ready.
     pub nodes: TargetNodes,
-    /// Time of the last report that counts, by the node's clock. While there is one, it is updated at least every 10
-    /// minutes. If it is older than 15 minutes, no controller or no agent has written since, and this status is out of
-    /// date.
+    /// Time of the last report that counts, by the node's clock. Updated at least every 10 minutes, unless the cluster has
+    /// millions of Mirrors times nodes. If it is older than 15 minutes, no controller or no agent has written since, and
+    /// this status is out of date.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_report_time: Option<Time>,
     /// The same numbers as a text, for example 2/3.
