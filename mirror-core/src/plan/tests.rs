@@ -154,6 +154,48 @@ fn crowd(wants: &[usize], enforced: usize) -> Desired {
     Desired { targets: [(TargetName::default(), target)].into(), taps, ..Desired::default() }
 }
 
+/// A mirror gets another name, beside others of its tap. It is added before the old one is removed, unless the tap, the
+/// table or the bits for its form are full.
+#[test]
+fn a_renamed_mirror_comes_before_it_goes_if_there_is_room() {
+    for (mirrors, sessions, snaplens, new, is_added_first) in [
+        (5, 6, [None; 4], None, true),
+        (7, 8, [None; 4], None, true),
+        (8, 9, [None; 4], None, false),
+        (5, 5, [None; 4], None, false),
+        (5, 6, [Some(100), Some(200), Some(300), Some(400)], Some(400), true),
+        (5, 6, [Some(100), Some(200), Some(300), Some(400)], Some(500), false),
+        (5, 6, [Some(100), Some(200), Some(300), None], Some(500), false),
+        (5, 6, [Some(100), Some(200), None, None], Some(500), true),
+    ] {
+        let mut earlier = crowd(&[7], 0);
+        let tap = earlier.taps.values_mut().next().unwrap();
+        let template = tap.sessions.values().next().unwrap().clone();
+        let named = |name: &str, snaplen| {
+            let settings = Settings { snaplen, ..Settings::default() };
+            (MirrorId(name.parse().unwrap()), Session { settings, ..template.clone() })
+        };
+        // The last four have the snap lengths, and the others that of the first of them.
+        tap.sessions = (0..mirrors)
+            .map(|number: usize| named(&format!("m{number}"), snaplens[(number + 4).saturating_sub(mirrors)]))
+            .collect();
+        let mut desired = earlier.clone();
+        let tap = desired.taps.values_mut().next().unwrap();
+        tap.sessions.pop_last();
+        tap.sessions.extend([named("new", new)]);
+        let capacity = Capacity { taps: 1, sessions, filters: 1, instructions: 1 };
+        let Plan { ops, .. } = plan(&desired, &installed(&earlier, capacity));
+        let at = |is: fn(&Op) -> bool| ops.iter().position(is).unwrap();
+        let (added, removed) =
+            (at(|op| matches!(op, Op::AddSession(..))), at(|op| matches!(op, Op::RemoveSession(..))));
+        assert_eq!(
+            added < removed,
+            is_added_first,
+            "{mirrors} of {sessions}, {snaplens:?} and {new:?}: {ops:?}"
+        );
+    }
+}
+
 /// Two namespaces share a filter, and there is room for one more. The second namespace already had its session, so it
 /// gets the shared filter first; in the next round the first one does. Neither round takes a session slot from the
 /// other.
