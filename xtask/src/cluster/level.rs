@@ -25,9 +25,6 @@ use crate::{
 /// Stories that do not depend on the wiring of pods. They run only with the first CNI plugin.
 const ANY_WIRING: [&str; 8] =
     [BUILT_ONLY, "events::", "installation::", "lives::", "many::", "plugin::", "recorder::", "targets::"];
-/// A story that fails now and then with the CNI plugin `ptp`: a pod can send its first packet before its tap is there.
-/// Until the agent is faster, it runs with the first plugin alone.
-const KNOWN_RACE: &str = "mirroring::the_first_packet";
 /// Stories that stop components of the cluster, or act without the knowledge of its runtime. They run only on a cluster
 /// that was built here.
 const BUILT_ONLY: &str = "built::";
@@ -139,7 +136,7 @@ fn on_built(cni: Cni, image: &Image, mut test: Command, arguments: &[String]) ->
     step(&format!("stories on a node with the CNI {}", Mode::Node(cni)));
     test.args(["--", "--test-threads=1"]);
     if cni == Cni::Ptp {
-        test.args(ANY_WIRING.iter().chain(&[KNOWN_RACE]).flat_map(|story| ["--skip", story]));
+        test.args(ANY_WIRING.iter().flat_map(|story| ["--skip", story]));
     }
     stories(&cluster, image, test.args(arguments))
 }
