@@ -46,7 +46,8 @@ impl Report {
     /// A line for each finding, followed by its remedy.
     fn table(&self) -> String {
         let mut rows = vec![["CHECK", "RESULT", "FOUND"].map(str::to_owned).to_vec()];
-        let row = |of: &Finding| vec![of.check.to_owned(), of.result.name().to_owned(), of.found.clone()];
+        let name = |level: Level| format!("{level:?}").to_uppercase();
+        let row = |of: &Finding| vec![of.check.to_owned(), name(of.result), of.found.clone()];
         rows.extend(self.findings.iter().map(row));
         let table = columns(&rows);
         let todo = self.findings.iter().map(|finding| finding.todo.as_str());

@@ -5,7 +5,7 @@
 //! limited. At the limit, a new connection evicts the oldest. So a silent client delays neither the loop nor a probe.
 //! Spawned by `cmd::run` and `cmd::controller`.
 
-use std::{collections::VecDeque, convert::Infallible, io, net::SocketAddr, sync::Arc, time::Duration};
+use std::{convert::Infallible, io, net::SocketAddr, sync::Arc, time::Duration};
 
 use http_body_util::Full;
 use hyper::{
@@ -16,14 +16,10 @@ use hyper::{
     service::service_fn,
 };
 use hyper_util::rt::TokioIo;
-use tokio::{
-    net::{TcpListener, TcpStream},
-    sync::watch,
-    time::{sleep, timeout},
-};
-use tracing::{debug, error, info, warn};
+use tokio::{net::TcpStream, sync::watch, time::timeout};
+use tracing::{debug, error, info};
 
-use crate::metrics;
+use crate::{accept, metrics};
 
 /// Maximum number of concurrent connections.
 const CONNECTIONS: usize = 32;
@@ -31,11 +27,6 @@ const CONNECTIONS: usize = 32;
 const DEADLINE: Duration = Duration::from_secs(10);
 /// Maximum length of a request in bytes: the minimum that hyper allows.
 const REQUEST: usize = 8192;
-/// The first and the longest delay before the next attempt to bind the address; the delay doubles.
-const RETRY: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
-/// Pause after `accept` failed, for example because descriptors or memory ran out.
-const PAUSE: Duration = Duration::from_millis(100);
-
 /// The sources of the answers, called for each request.
 pub struct Admin {
     /// Whether the program is alive; otherwise the reason.
@@ -52,59 +43,24 @@ pub type Check = Box<dyn Fn() -> Result<(), String> + Send + Sync>;
 /// Serves at `address` until the task is aborted. If the address cannot be bound, retries; `trouble` gets the reason,
 /// and it is logged once. Mirroring does not depend on this server.
 pub async fn run(address: SocketAddr, admin: Admin, trouble: watch::Sender<Option<String>>) {
-    let mut wait = RETRY.0;
-    let listener = loop {
-        let why = match TcpListener::bind(address).await {
-            Ok(listener) => break listener,
-            Err(error) => format!(
-                "cannot listen on {address}: {error}; choose another --listen, or switch it off with --listen ''"
-            ),
-        };
-        let is_new = trouble.send_if_modified(|told| told.replace(why.clone()).as_ref() != Some(&why));
-        if is_new {
+    let failed = |error: io::Error| {
+        let why = format!(
+            "cannot listen on {address}: {error}; choose another --listen, or switch it off with --listen ''"
+        );
+        if trouble.send_if_modified(|told| told.replace(why.clone()).as_ref() != Some(&why)) {
             error!(
                 error = why,
                 "health, readiness and metrics are not served; mirroring continues, and the agent retries"
             );
         }
-        sleep(wait).await;
-        wait = (wait * 2).min(RETRY.1);
     };
+    let listener = accept::bind(address, failed).await;
     trouble.send_replace(None);
     let listen = listener.local_addr().unwrap_or(address);
     info!(%listen, "serving /healthz, /readyz and /metrics");
-    serve(listener, admin).await;
-}
-
-/// Serves until the task is aborted.
-async fn serve(listener: TcpListener, admin: Admin) {
     let admin = Arc::new(admin);
-    let mut connections = VecDeque::new();
-    loop {
-        match listener.accept().await {
-            Ok((stream, _)) => {
-                connections.retain(|connection: &tokio::task::AbortHandle| !connection.is_finished());
-                if connections.len() == CONNECTIONS
-                    && let Some(oldest) = connections.pop_front()
-                {
-                    oldest.abort();
-                }
-                connections.push_back(tokio::spawn(connection(stream, Arc::clone(&admin))).abort_handle());
-                // Many simultaneous connections must not delay the loop, nor each other.
-                tokio::task::yield_now().await;
-            }
-            Err(error) if is_of_client(&error) => {}
-            Err(error) => {
-                warn!(%error, "cannot accept a connection to --listen");
-                sleep(PAUSE).await;
-            }
-        }
-    }
-}
-
-/// Whether the client disconnected before it was accepted.
-fn is_of_client(error: &io::Error) -> bool {
-    matches!(error.kind(), io::ErrorKind::ConnectionAborted | io::ErrorKind::ConnectionReset)
+    let serve = |stream| connection(stream, Arc::clone(&admin));
+    accept::of_anybody(listener, CONNECTIONS, "--listen", serve).await;
 }
 
 /// Serves one request.

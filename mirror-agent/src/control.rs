@@ -29,7 +29,7 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     os::{
         fd::OwnedFd,
-        unix::net::{UnixListener as StdListener, UnixStream as StdStream},
+        unix::net::{UnixListener, UnixStream as StdStream},
     },
     sync::Arc,
     time::Duration,
@@ -40,15 +40,16 @@ use mirror_common::abi::MAX_CAPTURES;
 use mirror_core::destination::Destination;
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
-    net::{UnixListener, UnixStream},
+    net::UnixStream,
     sync::watch,
     time::{Instant, timeout, timeout_at},
 };
 use tracing::info;
 
-pub use self::messages::{Answer, Past, Request, Subject, write_line};
-use self::messages::{read_line, receive_ring, write_answer};
+pub use self::messages::{Answer, Request, Subject, Wanted, read_line, write_line};
+use self::messages::{receive_ring, write_answer};
 use crate::{
+    accept,
     dataplane::rings::Rings,
     model::{Directions, Name, PodId, ResourceId, RingId, TargetName},
     recording::Fill,
@@ -121,11 +122,18 @@ impl Control {
         self.left.send_if_modified(|left| left.remove(target));
     }
 
-    /// Adds a program, until the result is dropped. Also returns its ring.
-    fn add(&self, request: Request) -> anyhow::Result<(Live, OwnedFd)> {
+    /// Removes a program. Its target stays taken until [`forget`](Self::forget).
+    fn remove(&self, target: &TargetName, ring: RingId) {
+        self.left.send_if_modified(|left| left.insert(target.clone()));
+        self.fills.send_if_modified(|fills| fills.remove(target).is_some());
+        self.readers.send_modify(|readers| *readers = Arc::new(readers.without(ring)));
+    }
+
+    /// Adds a program, until it is [removed](Self::remove). Returns its target and its ring.
+    fn add(&self, request: Request) -> anyhow::Result<(TargetName, RingId, OwnedFd)> {
         let Request { of, ring_bytes } = request;
         let mut readers = Readers::clone(&self.readers.borrow());
-        let (target, ring, fd) = match of {
+        let added = match of {
             Subject::Capture { pods, interfaces, direction, settings } => {
                 let directions = Directions::from_name(&direction);
                 let directions = directions.ok_or_else(|| anyhow!("unknown direction {direction:?}"))?;
@@ -165,7 +173,7 @@ impl Control {
             }
         };
         self.readers.send_replace(Arc::new(readers));
-        Ok((Live { control: self.clone(), target, ring }, fd))
+        Ok(added)
     }
 
     /// Adds a capture with a new ring.
@@ -211,42 +219,15 @@ pub fn parse(asked: &BTreeMap<String, String>) -> anyhow::Result<Settings> {
     Ok(settings)
 }
 
-/// The registration of a program, until it disconnects.
-struct Live {
-    control: Control,
-    target: TargetName,
-    ring: RingId,
-}
-
-impl Drop for Live {
-    fn drop(&mut self) {
-        self.control.left.send_if_modified(|left| left.insert(self.target.clone()));
-        self.control.fills.send_if_modified(|fills| fills.remove(&self.target).is_some());
-        self.control.readers.send_modify(|readers| *readers = Arc::new(readers.without(self.ring)));
-    }
-}
-
 /// Spawns the server of the control socket, which runs forever. Must be called within the runtime.
-pub fn serve(listener: StdListener, control: Control, reports: Reports) -> anyhow::Result<()> {
-    listener.set_nonblocking(true)?;
-    let listener = UnixListener::from_std(listener)?;
-    tokio::spawn(async move {
-        loop {
-            let Ok((stream, _)) = listener.accept().await else {
-                // For example, no descriptors are left. Other parts of the agent need them more.
-                tokio::time::sleep(PATIENCE).await;
-                continue;
-            };
-            // Only root reaches the socket. This check still holds if the socket's directory is opened to other users.
-            if stream.peer_cred().is_ok_and(|peer| peer.uid() == 0) {
-                let (control, reports) = (control.clone(), reports.clone());
-                tokio::spawn(async move {
-                    // A program that has disconnected gets no answer.
-                    let _ = attend(stream, &control, reports).await;
-                });
-            }
+pub fn serve(listener: UnixListener, control: Control, reports: Reports) -> anyhow::Result<()> {
+    tokio::spawn(accept::of_root(listener, move |stream| {
+        let (control, reports) = (control.clone(), reports.clone());
+        async move {
+            // A program that has disconnected gets no answer.
+            let _ = attend(stream, &control, reports).await;
         }
-    });
+    })?);
     Ok(())
 }
 
@@ -254,15 +235,15 @@ pub fn serve(listener: StdListener, control: Control, reports: Reports) -> anyho
 async fn attend(mut stream: UnixStream, control: &Control, mut reports: Reports) -> anyhow::Result<()> {
     let request = timeout(PATIENCE, read_line(&mut stream)).await??;
     let deadline = Instant::now() + ROUND;
-    let (live, ring) = match admit(&request, control, &mut reports, deadline).await {
+    let (target, id, ring) = match admit(&request, control, &mut reports, deadline).await {
         Ok(added) => added,
         Err(error) => {
             let answer = Answer { problems: vec![format!("{error:#}")], ..Answer::default() };
             return timeout(PATIENCE, write_answer(&mut stream, &answer, None)).await?;
         }
     };
-    let (target, id) = (live.target.clone(), live.ring);
-    let served = serve_ring(&mut stream, live, ring, control, reports.clone(), deadline).await;
+    let served = serve_ring(&mut stream, (&target, id), ring, control, reports.clone(), deadline).await;
+    control.remove(&target, id);
     // Until a round has removed the ring, the loop may still be about to write it.
     let _ = timeout(ROUND, reports.wait_for(|report| !report.rings.contains(&id))).await;
     // This tells a program that has let go that no more packets arrive. Then it closes the connection.
@@ -280,7 +261,7 @@ async fn admit(
     control: &Control,
     reports: &mut Reports,
     deadline: Instant,
-) -> anyhow::Result<(Live, OwnedFd)> {
+) -> anyhow::Result<(TargetName, RingId, OwnedFd)> {
     let request: Request =
         serde_json::from_str(request).context("the client and the agent have different versions")?;
     // Before the first complete round, the pods are unknown. The sessions that an earlier agent left still copy to the
@@ -299,45 +280,51 @@ async fn admit(
 /// Serves one ring, from the answer to the end of its program.
 async fn serve_ring(
     stream: &mut UnixStream,
-    live: Live,
+    (target, id): (&TargetName, RingId),
     ring: OwnedFd,
     control: &Control,
     reports: Reports,
     deadline: Instant,
 ) -> anyhow::Result<()> {
     let mut reading = control.watch();
-    let answer = round_with(&live, control, reports, deadline).await;
-    info!(target = %live.target, "a program reads packets");
+    let answer = round_with(target, id, control, reports, deadline).await;
+    info!(%target, "a program reads packets");
     timeout(PATIENCE, write_answer(stream, &answer, Some(&ring))).await??;
     drop(ring);
     // The program lets go or disconnects, or the agent ends.
     let goes_on = async {
         while let Ok(fill) = serde_json::from_str(&read_line(stream).await.unwrap_or_default()) {
             control.fills.send_modify(|fills| {
-                fills.insert(live.target.clone(), fill);
+                fills.insert(target.clone(), fill);
             });
         }
     };
     tokio::select! {
         () = goes_on => {}
-        _ = reading.wait_for(|readers| !readers.rings().contains(&live.ring)) => {}
+        _ = reading.wait_for(|readers| !readers.rings().contains(&id)) => {}
     }
-    info!(target = %live.target, "the program that reads packets has ended");
+    info!(%target, "the program that reads packets has ended");
     Ok(())
 }
 
 /// Returns the answer after a round of the loop that includes the program.
-async fn round_with(live: &Live, control: &Control, mut reports: Reports, deadline: Instant) -> Answer {
+async fn round_with(
+    target: &TargetName,
+    id: RingId,
+    control: &Control,
+    mut reports: Reports,
+    deadline: Instant,
+) -> Answer {
     let readers = control.readers.borrow().clone();
-    let knows = |report: &Arc<Report>| report.rings.contains(&live.ring);
-    let mut past = Past::default();
+    let knows = |report: &Arc<Report>| report.rings.contains(&id);
+    let mut past = Wanted::default();
     let problems = match timeout_at(deadline, reports.wait_for(knows)).await {
         Ok(Ok(report)) => {
             let unwritten = report
                 .unwritten
-                .get(&live.target)
+                .get(target)
                 .map(|why| format!("nothing is copied for this command yet: {why}; the agent retries"));
-            let capture = readers.captures.iter().find(|capture| capture.ring == live.ring);
+            let capture = readers.captures.iter().find(|capture| capture.ring == id);
             let skipped = capture.map(|capture| match &capture.resource {
                 Some(resource) => {
                     past = past_of(resource, &report);
@@ -350,16 +337,16 @@ async fn round_with(live: &Live, control: &Control, mut reports: Reports, deadli
         }
         _ => vec!["the agent has not completed the request yet; it retries".into()],
     };
-    Answer { target: live.target.to_string(), problems, past }
+    Answer { target: target.to_string(), problems, past }
 }
 
 /// The packets of the past that belong to the stream of a Mirror.
-fn past_of(resource: &ResourceId, report: &Report) -> Past {
-    let Some(Keyed { named, filter, .. }) = report.streams.get(resource) else { return Past::default() };
+fn past_of(resource: &ResourceId, report: &Report) -> Wanted {
+    let Some(Keyed { named, filter, .. }) = report.streams.get(resource) else { return Wanted::default() };
     let is_within = |pod: &&PodId| Some(&pod.namespace) == resource.namespace.as_ref();
     let present = report.pods.iter().flat_map(BTreeMap::keys).filter(is_within);
     let except: BTreeSet<_> = present.map(PodId::to_string).collect();
-    Past { pods: named - &except, except, filter: filter.clone() }
+    Wanted { of: Some(named - &except), except, filter: filter.clone(), ..Wanted::default() }
 }
 
 /// The reasons why a capture is not installed as requested.

@@ -44,29 +44,21 @@ const MOST: usize = 8;
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 struct Fact {
     pod: PodId,
-    kind: Kind,
+    /// It is posted once. Otherwise it is a problem: a warning, refreshed as long as the fact holds.
+    is_news: bool,
     reason: &'static str,
     note: String,
-}
-
-/// How a fact is posted.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum Kind {
-    /// A warning, refreshed as long as the fact holds.
-    Problem,
-    /// Posted once.
-    News,
 }
 
 impl Fact {
     /// A digest that is stable across versions of the agent and of its compiler.
     fn digest(&self) -> u64 {
-        let Self { pod: PodId { uid, namespace, name }, kind: _, reason, note } = self;
+        let Self { pod: PodId { uid, namespace, name }, is_news: _, reason, note } = self;
         digest([uid, namespace, name, reason, note])
     }
 
     fn message(&self) -> Message {
-        let Self { pod: PodId { uid, namespace, name }, kind, reason, note } = self;
+        let Self { pod: PodId { uid, namespace, name }, is_news, reason, note } = self;
         Message {
             about: ObjectReference {
                 api_version: Some("v1".into()),
@@ -76,7 +68,7 @@ impl Fact {
                 uid: Some(uid.clone()),
                 ..ObjectReference::default()
             },
-            is_warning: *kind == Kind::Problem,
+            is_warning: !is_news,
             reason: (*reason).to_owned(),
             note: note.clone(),
         }
@@ -105,7 +97,7 @@ pub async fn post(client: Client, node: String, mut reports: Reports) {
             (fact, post) = due(outbox.next()) => {
                 let answer = post_one(&client, &fact, post, &node).await;
                 outbox.note(&fact, answer, Instant::now());
-                if !(fact.kind == Kind::News && answer.ends_news()) {
+                if !(fact.is_news && answer.ends_news()) {
                     continue;
                 }
                 news.note(&fact);
@@ -234,7 +226,7 @@ fn tellable(report: &Report) -> BTreeSet<Fact> {
             let by = mirror.as_ref().map_or_else(String::new, |mirror| format!(" by {mirror}"));
             Some(Fact {
                 pod: pod.clone()?,
-                kind: Kind::Problem,
+                is_news: false,
                 reason: why.name(),
                 note: capitalized(&format!("{}{by}{nic}: {why}", why.effect())),
             })
@@ -242,7 +234,7 @@ fn tellable(report: &Report) -> BTreeSet<Fact> {
     });
     let bad = report.bad.iter().map(|bad| Fact {
         pod: bad.pod.clone(),
-        kind: Kind::Problem,
+        is_news: false,
         reason: "BadAnnotation",
         note: bad.to_string(),
     });

@@ -9,7 +9,9 @@
 //!
 //! A library so that the tests can reach the pure parts; `main.rs` only parses and calls `cmd`.
 
+mod accept;
 pub mod admin;
+mod backoff;
 pub mod cli;
 pub mod cmd;
 pub mod control;

@@ -10,7 +10,7 @@ mod maps;
 use std::{
     collections::{BTreeMap, BTreeSet},
     sync::{Mutex, PoisonError},
-    time::Duration,
+    time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
 use mirror_common::verdict::Direction;
@@ -20,7 +20,7 @@ use prometheus::{
 };
 use tokio::sync::watch;
 
-use self::maps::{register_recorders, register_rings, register_state};
+use self::maps::{mirrored, register_recorders, register_rings, register_state};
 use crate::{
     dataplane::readout::{Reader, drops},
     model::{Op, Owner, TargetName},
@@ -41,8 +41,10 @@ pub struct LoopMetrics {
     round: Histogram,
     attach: Histogram,
     tap_latency: Histogram,
+    last_success: IntGauge,
     op_failures: IntCounterVec,
     watch_restarts: IntCounterVec,
+    request_errors: IntCounterVec,
 }
 
 impl LoopMetrics {
@@ -62,6 +64,10 @@ impl LoopMetrics {
                 "podmirror_tap_latency_seconds",
                 "Time from the event that woke the loop to an installed tap.",
             )?,
+            last_success: IntGauge::new(
+                "podmirror_last_successful_reconcile_timestamp_seconds",
+                "Unix time of the last complete round of the loop without a failure; 0 before the first one.",
+            )?,
             op_failures,
             watch_restarts: IntCounterVec::new(
                 Opts::new(
@@ -70,12 +76,17 @@ impl LoopMetrics {
                 ),
                 &["watch"],
             )?,
+            request_errors: request_errors()?,
         })
     }
 
-    /// Records the duration of a round.
-    pub fn round(&self, took: Duration) {
+    /// Records the duration of a round, and its time if it was complete and had no failure.
+    pub fn round(&self, took: Duration, is_success: bool) {
         self.round.observe(took.as_secs_f64());
+        if is_success {
+            let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+            self.last_success.set(i64::try_from(now.as_secs()).unwrap_or(i64::MAX));
+        }
     }
 
     /// Records the time from the event that woke the loop to the installation of a new tap.
@@ -101,6 +112,28 @@ impl LoopMetrics {
     pub fn watch_restart(&self, watch: &str) {
         self.watch_restarts.with_label_values(&[watch]).inc();
     }
+
+    /// The function that counts a failed request to the Kubernetes API, by the status code of its answer.
+    pub fn request_failed(&self) -> impl Fn(Option<u16>) + Clone + Send + Sync + use<> {
+        request_failed(&self.request_errors)
+    }
+}
+
+/// Creates the counter of failed requests to the Kubernetes API, which the agent and the controller have.
+fn request_errors() -> prometheus::Result<IntCounterVec> {
+    let help = "Requests to the Kubernetes API that failed, by the status code of the answer; none: without an answer.";
+    IntCounterVec::new(Opts::new("podmirror_api_request_errors_total", help), &["code"])
+}
+
+/// Begins the counter at zero, so that `rate` sees the first request without an answer. Returns the function that
+/// increments it.
+fn request_failed(errors: &IntCounterVec) -> impl Fn(Option<u16>) + Clone + Send + Sync + use<> {
+    errors.with_label_values(&["none"]);
+    let errors = errors.clone();
+    move |code: Option<u16>| {
+        let code = code.map_or_else(|| "none".to_owned(), |code| code.to_string());
+        errors.with_label_values(&[code]).inc();
+    }
 }
 
 /// All metrics.
@@ -124,12 +157,21 @@ impl Metrics {
         recorders: watch::Receiver<BTreeMap<TargetName, Fill>>,
         has_pods: bool,
     ) -> prometheus::Result<Self> {
-        let LoopMetrics { round, attach, tap_latency, op_failures, watch_restarts } = of_loop;
+        let LoopMetrics {
+            round,
+            attach,
+            tap_latency,
+            last_success,
+            op_failures,
+            watch_restarts,
+            request_errors,
+        } = of_loop;
         let counted = of_process()?;
         for histogram in [round, attach, tap_latency] {
             counted.register(Box::new(histogram.clone()))?;
         }
-        for counters in [op_failures, watch_restarts] {
+        register(&counted, last_success)?;
+        for counters in [op_failures, watch_restarts, request_errors] {
             counted.register(Box::new(counters.clone()))?;
         }
         Ok(Self { counted, maps: Mutex::new(maps), reports, recorders, has_pods })
@@ -147,7 +189,7 @@ impl Metrics {
         register_state(&now, &readout, &drops()?)?;
         register_rings(&now, &rings)?;
         register_recorders(&now, &self.recorders.borrow())?;
-        register_report(&now, &self.reports.borrow(), self.has_pods)?;
+        register_report(&now, &self.reports.borrow(), &mirrored(&readout.taps), self.has_pods)?;
         let families = [now.gather(), self.counted.gather()].concat();
         Ok(TextEncoder::new().encode_to_string(&families)?)
     }
@@ -189,8 +231,14 @@ fn gauge(registry: &Registry, name: &str, help: &str, value: usize) -> prometheu
     register(registry, &gauge)
 }
 
-/// Registers the values from the report of the last round. `has_pods`: see [`Metrics::new`].
-fn register_report(registry: &Registry, report: &Report, has_pods: bool) -> prometheus::Result<()> {
+/// Registers the values from the report of the last round. `mirrored`: see [`maps::mirrored`]. `has_pods`: see
+/// [`Metrics::new`].
+fn register_report(
+    registry: &Registry,
+    report: &Report,
+    mirrored: &BTreeSet<&str>,
+    has_pods: bool,
+) -> prometheus::Result<()> {
     let Report {
         at: _,
         is_listed: _,
@@ -222,16 +270,19 @@ fn register_report(registry: &Registry, report: &Report, has_pods: bool) -> prom
     let pods = IntGaugeVec::new(
         Opts::new(
             "podmirror_pods_not_mirrored",
-            "Pods that are chosen and not mirrored, or only partly, by reason.",
+            "Pods that are not mirrored as requested, by reason. Extent: whole if no mirror is installed for the pod, else part.",
         ),
-        &["reason"],
+        &["reason", "extent"],
     )?;
     let mut by_reason = BTreeMap::<_, BTreeSet<_>>::new();
     for skipped in skipped.iter().filter(|skipped| !skipped.is_of_capture()) {
         by_reason.entry(skipped.why.name()).or_default().insert(&skipped.pod);
     }
     for (reason, skipped) in by_reason {
-        pods.with_label_values(&[reason]).set(i64::try_from(skipped.len()).unwrap_or(i64::MAX));
+        for pod in skipped {
+            let is_part = pod.as_ref().is_some_and(|pod| mirrored.contains(pod.uid.as_str()));
+            pods.with_label_values(&[reason, if is_part { "part" } else { "whole" }]).inc();
+        }
     }
     register(registry, &pods)?;
     // Two series for each NIC: the present state is a label, and other states have no series.

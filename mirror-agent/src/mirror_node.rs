@@ -24,9 +24,9 @@ use tokio::time::{Instant, sleep_until, timeout};
 use tracing::debug;
 
 use self::summary::{Counts, summary};
-use crate::{dataplane::readout::Reader, pace::Pace, report::Reports};
+use crate::{backoff::Backoff, dataplane::readout::Reader, pace::Pace, report::Reports};
 
-/// The average time between two writes under constant changes, and the first pause after a failed write.
+/// The average time between two writes under constant changes.
 const PACE: Duration = Duration::from_secs(10);
 /// The number of changes that are written at once after a quiet time.
 const BURST: u32 = 4;
@@ -39,8 +39,8 @@ const COUNTS_PACE: Duration = Duration::from_secs(60);
 const REPEAT: Duration = Duration::from_secs(300);
 /// Interval for checking that the object still exists. The server answers from its cache.
 const LOOK: Duration = Duration::from_secs(30);
-/// The longest pause after a failed write.
-const LONGEST_PAUSE: Duration = Duration::from_secs(300);
+/// The pauses after failed writes.
+const BACKOFF: Backoff = Backoff::new(PACE, Duration::from_secs(300));
 /// Timeout for the API server.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// The field manager of server-side apply.
@@ -71,7 +71,7 @@ async fn write_with(
     mut reports: Reports,
     mut counts: impl FnMut() -> anyhow::Result<Counts>,
 ) {
-    let (mut written, mut pause, mut has_failed) = (None::<Written>, PACE, false);
+    let (mut written, mut backoff, mut has_failed) = (None::<Written>, BACKOFF, false);
     let (mut next, mut pace) = (Instant::now(), Pace::new(PACE, BURST));
     let (mut looked, mut owner) = (Instant::now(), Owner::default());
     loop {
@@ -112,7 +112,7 @@ async fn write_with(
         match answer {
             Ok(Ok(())) => {
                 written = Some(Written { at: now, sent: now, status, bare });
-                pause = PACE;
+                backoff = BACKOFF;
                 if is_news {
                     pace.take(now);
                 }
@@ -125,8 +125,7 @@ async fn write_with(
             Err(_) => debug!(node, "cannot write the MirrorNode: no answer"),
         }
         if has_failed {
-            next = Instant::now() + pause;
-            pause = (pause * 2).min(LONGEST_PAUSE);
+            next = Instant::now() + backoff.pause();
         }
     }
 }

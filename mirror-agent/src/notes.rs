@@ -15,6 +15,7 @@ use mirror_core::status::{
 use tokio::{io::AsyncWriteExt as _, sync::watch, time::timeout};
 
 use crate::{
+    accept,
     model::PodId,
     report::{Judged, Report, Reports},
     select::Unasked,
@@ -87,27 +88,15 @@ pub fn serve(
     reports: Reports,
     trouble: watch::Receiver<Option<String>>,
 ) -> anyhow::Result<()> {
-    listener.set_nonblocking(true)?;
-    let listener = tokio::net::UnixListener::from_std(listener)?;
-    tokio::spawn(async move {
-        loop {
-            let Ok((mut stream, _)) = listener.accept().await else {
-                // For example, no descriptors are left. Other parts of the agent need them more.
-                tokio::time::sleep(PATIENCE).await;
-                continue;
-            };
-            // Only root reaches the socket. This check still holds if the socket's directory is opened to other users.
-            if stream.peer_cred().is_ok_and(|peer| peer.uid() == 0) {
-                let mut notes = Notes::from(&**reports.borrow());
-                notes.failures.extend(trouble.borrow().clone());
-                let notes = serde_json::to_vec(&notes).unwrap_or_default();
-                tokio::spawn(async move {
-                    // A client that has disconnected or does not read gets no notes.
-                    let _ = timeout(PATIENCE, stream.write_all(&notes)).await;
-                });
-            }
+    tokio::spawn(accept::of_root(listener, move |mut stream| {
+        let mut notes = Notes::from(&**reports.borrow());
+        notes.failures.extend(trouble.borrow().clone());
+        async move {
+            let notes = serde_json::to_vec(&notes).unwrap_or_default();
+            // A client that has disconnected or does not read gets no notes.
+            let _ = timeout(PATIENCE, stream.write_all(&notes)).await;
         }
-    });
+    })?);
     Ok(())
 }
 

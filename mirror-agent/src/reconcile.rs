@@ -200,7 +200,8 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
         if !self.is_behind {
             self.woken = None;
         }
-        self.metrics.round(began.elapsed());
+        let is_success = report.is_listed && !self.is_behind && report.failures.is_empty();
+        self.metrics.round(began.elapsed(), is_success);
         self.memory.log.failures(report.failures.clone());
         report.at = Instant::now();
         report.is_reconciled |= report.is_listed && !is_blocked && !self.is_behind;

@@ -17,7 +17,7 @@
 //! The memory of a recorder is bounded: by [`Kept`], by some MiB of interface descriptions, and by 64 KiB of blocks
 //! that are not written yet, plus the segments of one record.
 
-use std::{collections::TryReserveError, fmt, io, os::fd::BorrowedFd, path::PathBuf, time::Duration};
+use std::{fmt, io, os::fd::BorrowedFd, path::PathBuf, time::Duration};
 
 use mirror_capture::{
     frame::{Frame, VlanTag, Wire},
@@ -29,11 +29,7 @@ use mirror_common::{
 };
 use nix::time::{ClockId, clock_gettime};
 
-use self::{
-    interfaces::Interfaces,
-    output::Output,
-    store::{Finished, Store},
-};
+use self::{interfaces::Interfaces, output::Output, store::Store};
 
 mod interfaces;
 mod memory;
@@ -52,8 +48,9 @@ pub use self::{
 /// Destination and retention of a recording.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Plan {
-    /// Destination of the packets.
-    pub destination: Destination,
+    /// The file; `None`: standard output. [`Kept::Files`] derives the names of its files from it. Otherwise an existing
+    /// file is replaced when the recording begins. Its mode is 0600, because packets are confidential.
+    pub file: Option<PathBuf>,
     /// Which packets are kept.
     pub kept: Kept,
     /// Frames stay as in the kernel: super-frames whole, checksums unfinished. Otherwise they become frames as on a
@@ -64,16 +61,6 @@ pub struct Plan {
     pub max_packets: Option<u64>,
     /// Free text for the beginning of the file.
     pub comment: Option<String>,
-}
-
-/// Destination of packets.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Destination {
-    /// Standard output.
-    Stdout,
-    /// The file with this path. [`Kept::Files`] derives the names of its files from it. Otherwise an existing file is
-    /// replaced when the recording begins. Its mode is 0600, because packets are confidential.
-    File(PathBuf),
 }
 
 /// Which packets are kept, and where they are until they are written.
@@ -238,46 +225,6 @@ impl Summary {
     }
 }
 
-/// The reason why a recording cannot begin or continue.
-#[derive(Debug, thiserror::Error)]
-pub enum RecordingError {
-    /// A file cannot be created.
-    #[error("cannot create {}: {error}", path.display())]
-    Create {
-        /// The file.
-        path: PathBuf,
-        /// The reason.
-        error: io::Error,
-    },
-    /// A file or standard output accepts no more bytes. Everything written before stays readable.
-    #[error("cannot write to {place}: {error}")]
-    Write {
-        /// The path of the file, or "standard output".
-        place: String,
-        /// The reason.
-        error: io::Error,
-    },
-    /// The oldest file of a rotation cannot be removed. To continue would fill up the disk.
-    #[error("cannot remove {}, the oldest file: {error}", path.display())]
-    Remove {
-        /// The file.
-        path: PathBuf,
-        /// The reason.
-        error: io::Error,
-    },
-    /// [`Kept::Files`] without a path to derive the file names from.
-    #[error("several files need the path of a file to make their names from, as in web.pcapng")]
-    NoName,
-    /// The memory for the packets cannot be allocated.
-    #[error("cannot get {bytes} bytes of memory for packets: {error}")]
-    Memory {
-        /// The size in bytes that [`Kept`] requires.
-        bytes: u64,
-        /// The reason.
-        error: TryReserveError,
-    },
-}
-
 /// The types of blocks.
 const SECTION: u32 = 0x0a0d_0d0a;
 const INTERFACE: u32 = 1;
@@ -300,7 +247,7 @@ pub struct Recorder {
     unknown: u64,
     progress: Progress,
     /// The failure of the recording, until it is returned to the caller.
-    failure: Option<RecordingError>,
+    failure: Option<anyhow::Error>,
     /// Number of interfaces at which unused ones are removed next.
     most_interfaces: usize,
     /// The number of the newest snapshot file.
@@ -310,9 +257,9 @@ pub struct Recorder {
 impl Recorder {
     /// Begins a recording. Creates the file now, so that a wrong path is reported at once and not at the end.
     /// `application` is the program's name and version, for the file.
-    pub fn begin(plan: Plan, started: Clock, application: &str) -> Result<Self, RecordingError> {
+    pub fn begin(plan: Plan, started: Clock, application: &str) -> anyhow::Result<Self> {
         let interfaces = Interfaces::new(application, plan.comment.as_deref(), started.wall_ns);
-        let store = Store::begin(plan.destination, plan.kept, &interfaces)?;
+        let store = Store::begin(plan.file, plan.kept, &interfaces)?;
         let max_packets = plan.max_packets.unwrap_or(u64::MAX);
         Ok(Self {
             started,
@@ -342,7 +289,7 @@ impl Recorder {
 
     /// Appends a block of another recording, before any source is added: the packets of the past, their interfaces and
     /// counters. Only for [`Kept::All`].
-    pub fn append(&mut self, block: &[u8]) -> Result<Progress, RecordingError> {
+    pub fn append(&mut self, block: &[u8]) -> anyhow::Result<Progress> {
         match block.first_chunk().map(|kind| u32::from_le_bytes(*kind)) {
             Some(SECTION) | None => return Ok(self.progress),
             Some(INTERFACE) => self.interfaces.skip(),
@@ -372,7 +319,7 @@ impl Recorder {
 
     /// Writes what is due, as far as the reader of a pipe accepts it. The recording is complete if that reader closed
     /// the pipe, even if nothing is due.
-    pub fn end_batch(&mut self) -> Result<Progress, RecordingError> {
+    pub fn end_batch(&mut self) -> anyhow::Result<Progress> {
         let written = self.store.end_batch();
         self.note(written);
         self.failure.take().map_or(Ok(self.progress), Err)
@@ -403,16 +350,15 @@ impl Recorder {
     /// Writes the rest, and the counters of each interface. It [waits](Self::wait_for_reader) for the reader of a pipe.
     /// `ended_ns` is the end of the recording on `CLOCK_MONOTONIC`. After a failure nothing more is written, and the
     /// failure is returned unless [`end_batch`](Self::end_batch) has returned it already.
-    pub fn finish(self, ended_ns: u64) -> Result<Summary, RecordingError> {
+    pub fn finish(self, ended_ns: u64) -> anyhow::Result<Summary> {
         let finished = self.store.finish(&self.interfaces, self.packets, self.started.wall_at(ended_ns));
         if let Some(failure) = self.failure {
             return Err(failure);
         }
-        let Finished { packets, kept, files } = finished?;
-        Ok(Summary { packets, kept, unknown: self.unknown, flawed: self.interfaces.flaws(), files })
+        Ok(Summary { unknown: self.unknown, flawed: self.interfaces.flaws, ..finished? })
     }
 
-    fn keep(&mut self, head: &RecordHead, bytes: &[u8]) -> Result<Progress, RecordingError> {
+    fn keep(&mut self, head: &RecordHead, bytes: &[u8]) -> anyhow::Result<Progress> {
         let Some(interface) = self.interfaces.of(head.serial) else {
             self.unknown += 1;
             return Ok(Progress::GoesOn);
@@ -454,7 +400,7 @@ impl Recorder {
     }
 
     /// Notes whether the recording is complete or has failed.
-    fn note(&mut self, outcome: Result<Progress, RecordingError>) {
+    fn note(&mut self, outcome: anyhow::Result<Progress>) {
         match outcome {
             Ok(Progress::GoesOn) => {}
             Ok(Progress::Complete) => self.progress = Progress::Complete,

@@ -17,7 +17,7 @@
 //! [`PATIENCE`]; a new one evicts the oldest. They receive no byte of a stream. [`run`] is spawned by `cmd::run`.
 
 use std::{
-    collections::{BTreeSet, VecDeque},
+    collections::BTreeSet,
     env, io,
     net::SocketAddr,
     os::fd::AsFd as _,
@@ -43,12 +43,12 @@ use tokio::{
     io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader},
     net::{TcpListener, TcpStream},
     process::{Child, Command},
-    task::AbortHandle,
-    time::{sleep, timeout},
+    time::timeout,
 };
 use tracing::{error, info, warn};
 
 use crate::{
+    accept,
     model::ResourceId,
     report::{Keyed, Report, Reports},
 };
@@ -63,11 +63,6 @@ const STALLED: Duration = Duration::from_secs(30);
 const LAST_WORDS: Duration = Duration::from_secs(15);
 /// Maximum length of a request in bytes.
 const MOST_BYTES: u64 = 1024;
-/// Delay before the next attempt to bind the address.
-const RETRY: Duration = Duration::from_secs(30);
-/// Pause after `accept` failed, for example because descriptors or memory ran out.
-const PAUSE: Duration = Duration::from_millis(100);
-
 /// The request of a client.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -98,39 +93,22 @@ impl Request {
 }
 
 /// The Mirrors whose streams are being read.
-#[derive(Clone, Default)]
-struct Places(Arc<Mutex<BTreeSet<ResourceId>>>);
+type Places = Arc<Mutex<BTreeSet<ResourceId>>>;
 
-impl Places {
-    /// Reserves this Mirror until the result is dropped, or returns why it is not available.
-    fn take(&self, id: &ResourceId) -> Result<Place, String> {
-        let mut all = self.all();
-        if all.len() == MAX_CAPTURES as usize {
-            return Err(format!("the limit of {MAX_CAPTURES} streams per node is reached"));
-        }
-        match all.insert(id.clone()) {
-            true => Ok(Place { places: self.clone(), id: id.clone() }),
-            false => {
-                Err("another program reads this stream on this node: it has one reader at a time".into())
-            }
-        }
-    }
-
-    fn all(&self) -> MutexGuard<'_, BTreeSet<ResourceId>> {
-        // A panic in another thread ends the agent.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
+fn lock(places: &Places) -> MutexGuard<'_, BTreeSet<ResourceId>> {
+    // A panic in another thread ends the agent.
+    places.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The reservation of a stream.
-struct Place {
-    places: Places,
-    id: ResourceId,
-}
-
-impl Drop for Place {
-    fn drop(&mut self) {
-        self.places.all().remove(&self.id);
+/// Reserves the stream of this Mirror, or returns why it is not available.
+fn reserve(places: &Places, id: &ResourceId) -> Result<(), String> {
+    let mut places = lock(places);
+    if places.len() == MAX_CAPTURES as usize {
+        return Err(format!("the limit of {MAX_CAPTURES} streams per node is reached"));
+    }
+    match places.insert(id.clone()) {
+        true => Ok(()),
+        false => Err("another program reads this stream on this node: it has one reader at a time".into()),
     }
 }
 
@@ -138,48 +116,24 @@ impl Drop for Place {
 /// agent.
 pub async fn run(address: SocketAddr, reports: Reports, bpffs: PathBuf) {
     let mut is_told = false;
-    let listener = loop {
-        match TcpListener::bind(address).await {
-            Ok(listener) => break listener,
-            Err(error) if !is_told => {
-                error!(
-                    %address, %error,
-                    "streams for `kubectl mirror tail` are not served, and the agent retries; choose another --stream-listen, \
-                     or disable it with --stream-listen ''"
-                );
-                is_told = true;
-            }
-            Err(_) => {}
+    let failed = |error: io::Error| {
+        if !std::mem::replace(&mut is_told, true) {
+            error!(
+                %address, %error,
+                "streams for `kubectl mirror tail` are not served, and the agent retries; choose another --stream-listen, \
+                 or disable it with --stream-listen ''"
+            );
         }
-        sleep(RETRY).await;
     };
+    let listener = accept::bind(address, failed).await;
     info!(listen = %address, "serving streams to programs that present the key of a Mirror");
     serve(listener, reports, bpffs.into()).await;
 }
 
 async fn serve(listener: TcpListener, reports: Reports, bpffs: Arc<Path>) {
     let places = Places::default();
-    let mut strangers = VecDeque::<AbortHandle>::new();
-    loop {
-        match listener.accept().await {
-            Ok((stream, _)) => {
-                strangers.retain(|stranger| !stranger.is_finished());
-                if strangers.len() == STRANGERS
-                    && let Some(oldest) = strangers.pop_front()
-                {
-                    oldest.abort();
-                }
-                let (reports, bpffs, places) = (reports.clone(), Arc::clone(&bpffs), places.clone());
-                strangers.push_back(tokio::spawn(meet(stream, reports, bpffs, places)).abort_handle());
-                // Many simultaneous connections must not delay the loop, nor each other.
-                tokio::task::yield_now().await;
-            }
-            Err(error) => {
-                warn!(%error, "cannot accept a connection to --stream-listen");
-                sleep(PAUSE).await;
-            }
-        }
-    }
+    let attend = |stream| meet(stream, reports.clone(), Arc::clone(&bpffs), Arc::clone(&places));
+    accept::of_anybody(listener, STRANGERS, "--stream-listen", attend).await;
 }
 
 /// Serves a connection until it is authenticated. Then another task continues.
@@ -194,19 +148,16 @@ async fn meet(mut stream: TcpStream, mut reports: Reports, bpffs: Arc<Path>, pla
     });
     let Ok(Some((request, id, keyed))) = asked.await else { return };
     tokio::spawn(async move {
-        let place = match places.take(&id) {
-            Ok(place) => place,
-            Err(why) => {
-                // A client that has disconnected gets no answer.
-                let _ = timeout(PATIENCE, stream.write_all(format!("{why}\n").as_bytes())).await;
-                return;
-            }
-        };
+        if let Err(why) = reserve(&places, &id) {
+            // A client that has disconnected gets no answer.
+            let _ = timeout(PATIENCE, stream.write_all(format!("{why}\n").as_bytes())).await;
+            return;
+        }
         let mirror = id.to_string();
         if let Err(error) = give(stream, &request, &id, &keyed, reports, &bpffs).await {
             warn!(mirror, error = format!("{error:#}"), "a stream has ended");
         }
-        drop(place);
+        lock(&places).remove(&id);
     });
 }
 

@@ -32,10 +32,10 @@ const LINGER: Duration = Duration::from_secs(1);
 /// Looks for readers of these mirror interfaces until the process ends.
 pub fn watch(unread: Unread) -> io::Result<()> {
     thread::Builder::new().name("when-read".to_owned()).spawn(move || {
-        let (mut readers, mut is_told) = (Readers::default(), false);
+        let (mut last_read, mut is_told) = (BTreeMap::new(), false);
         loop {
             let begun = Instant::now();
-            let looked = look(&unread, &mut readers);
+            let looked = look(&unread, &mut last_read);
             match &looked {
                 Ok(()) if is_told => info!("readers of the mirror interfaces can be detected again"),
                 Err(error) if !is_told => {
@@ -50,7 +50,7 @@ pub fn watch(unread: Unread) -> io::Result<()> {
     Ok(())
 }
 
-fn look(unread: &Unread, readers: &mut Readers) -> anyhow::Result<()> {
+fn look(unread: &Unread, last_read: &mut BTreeMap<Readable, Instant>) -> anyhow::Result<()> {
     let mirrors = unread.mirrors();
     if mirrors.is_empty() {
         return Ok(());
@@ -58,35 +58,30 @@ fn look(unread: &Unread, readers: &mut Readers) -> anyhow::Result<()> {
     // The time is read before the look: a socket opened later is found by the end of the lease.
     let seen = Moment::now()?;
     let sockets = PacketSockets::open_now()?;
-    let without = readers.without(&mirrors, |mirror| sockets.read(mirror), Instant::now());
+    let without = without(last_read, &mirrors, |mirror| sockets.read(mirror), Instant::now());
     unread.withhold(&without, seen, LEASE)
 }
 
-/// When each mirror interface last had a reader.
-#[derive(Default)]
-struct Readers(BTreeMap<Readable, Instant>);
-
-impl Readers {
-    /// The mirror interfaces without a reader for [`LINGER`]. A new one counts as just read.
-    fn without(
-        &mut self,
-        mirrors: &BTreeSet<Readable>,
-        is_read: impl Fn(&Readable) -> bool,
-        now: Instant,
-    ) -> BTreeSet<Readable> {
-        self.0.retain(|mirror, _| mirrors.contains(mirror));
-        let mut without = BTreeSet::new();
-        for mirror in mirrors {
-            let last = self.0.entry(*mirror).or_insert(now);
-            if is_read(mirror) {
-                *last = now;
-            }
-            if now.duration_since(*last) >= LINGER {
-                without.insert(*mirror);
-            }
+/// The mirror interfaces without a reader for [`LINGER`]. `last_read` has when each of them last had one; a new one
+/// counts as just read.
+fn without(
+    last_read: &mut BTreeMap<Readable, Instant>,
+    mirrors: &BTreeSet<Readable>,
+    is_read: impl Fn(&Readable) -> bool,
+    now: Instant,
+) -> BTreeSet<Readable> {
+    last_read.retain(|mirror, _| mirrors.contains(mirror));
+    let mut without = BTreeSet::new();
+    for mirror in mirrors {
+        let last = last_read.entry(*mirror).or_insert(now);
+        if is_read(mirror) {
+            *last = now;
         }
-        without
+        if now.duration_since(*last) >= LINGER {
+            without.insert(*mirror);
+        }
     }
+    without
 }
 
 #[cfg(test)]
@@ -114,11 +109,11 @@ mod tests {
         /// in which no look found a reader of it.
         #[test]
         fn a_reader_is_waited_for(looks in looks()) {
-            let (mut readers, mut now, mut last) = (Readers::default(), Instant::now(), [None; 2]);
+            let (mut last_read, mut now, mut last) = (BTreeMap::new(), Instant::now(), [None; 2]);
             for (is_there, is_read, wait) in looks {
                 now += Duration::from_millis(wait);
                 let there = (0..2).filter(|place| is_there[*place]).map(|place| MIRRORS[place]).collect();
-                let without = readers.without(&there, |mirror| is_read[usize::from(*mirror == MIRRORS[1])], now);
+                let without = without(&mut last_read, &there, |mirror| is_read[usize::from(*mirror == MIRRORS[1])], now);
                 for place in 0..2 {
                     last[place] = match last[place] {
                         _ if !is_there[place] => None,

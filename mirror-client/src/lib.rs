@@ -4,9 +4,11 @@
 //! * [`kubeconfig`]: the choice of files, cluster and user, and the defaults of client-go.
 //! * [`proxy`]: the choice of the proxy for a server, by the rules of Go. A pure function.
 //! * [`connection`]: connections through that proxy, which notice that the server is unreachable.
+//! * [`failures`]: a client that reports its failed requests.
 //! * [`helper`], [`token`] and [`tls`]: features that kube's client lacks.
 
 mod connection;
+mod failures;
 mod helper;
 mod kubeconfig;
 mod proxy;
@@ -22,7 +24,7 @@ use kube::{
     config::{AuthInfo, Cluster},
 };
 
-pub use self::{kubeconfig::read as read_kubeconfig, words::in_words};
+pub use self::{failures::with_failures, kubeconfig::read as read_kubeconfig, words::in_words};
 
 /// The cluster options of the command line, with the meaning of kubectl's.
 #[derive(Debug, Default, Clone)]

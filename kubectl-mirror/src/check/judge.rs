@@ -7,7 +7,7 @@
 mod installed;
 mod rights;
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, ops::Range};
 
 use k8s_openapi::{
     api::{
@@ -21,30 +21,20 @@ use kube::ResourceExt as _;
 use mirror_api::{MirrorNode, MirrorTarget, crds};
 use serde::Serialize;
 
-pub(super) use self::rights::{Asked, Right, asked};
+pub(super) use self::rights::{Right, rights};
 use super::network;
 use crate::{nodes::Answer, screen};
 
 /// Maximum number of nodes that a finding names.
 const MOST_NAMED: usize = 10;
-/// Minimum kernels: for the agent, for filters on arm64, and for TCX.
-const LEAST_KERNEL: (u32, u32) = (5, 10);
-const ARM_FILTERS: (u32, u32) = (6, 0);
-const TCX: (u32, u32) = (6, 6);
+/// A system that the chart's default does not include.
+const ARM: &str = "linux/arm64";
 /// Minimum versions of Kubernetes: for the chart, and for all features.
 const LEAST_SERVER: (u32, u32) = (1, 25);
 const WHOLE_SERVER: (u32, u32) = (1, 30);
 
 /// A value that was read, or the reason why it could not be read.
-pub(super) type Read<T> = Result<T, Unread>;
-
-/// Why something could not be read.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Unread {
-    /// The user lacks the right.
-    pub(super) is_refused: bool,
-    pub(super) why: String,
-}
+pub(super) type Read<T> = Result<T, String>;
 
 #[derive(Debug)]
 pub(super) struct Facts {
@@ -84,16 +74,6 @@ pub(super) enum Level {
     Fail,
 }
 
-impl Level {
-    pub(super) const fn name(self) -> &'static str {
-        match self {
-            Self::Ok => "OK",
-            Self::Warn => "WARN",
-            Self::Fail => "FAIL",
-        }
-    }
-}
-
 /// The outcome of a check.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub(super) struct Finding {
@@ -119,17 +99,19 @@ impl Finding {
     }
 
     /// A finding for facts that could not be read.
-    fn unread(check: &'static str, what: &str, Unread { is_refused, why }: &Unread) -> Self {
-        let todo = match is_refused {
-            true => format!("ask an administrator for permission to list {what}"),
-            false => "fix the cause, and check again".to_owned(),
-        };
+    fn unread(check: &'static str, what: &str, why: &str) -> Self {
+        let todo = format!("fix the cause, or ask an administrator for permission to list {what}");
         Self::warn(check, format!("cannot read the {what}: {why}"), todo)
+    }
+
+    /// A warning about the objects with these names, if there are any.
+    fn about<N: AsRef<str>>(check: &'static str, found: &str, names: &[N], todo: &str) -> Option<Self> {
+        (!names.is_empty()).then(|| Self::warn(check, format!("{found} {}", named(names)), todo))
     }
 }
 
 /// The finding for an API server that does not answer.
-pub(super) fn unreachable(Unread { why, .. }: &Unread) -> Finding {
+pub(super) fn unreachable(why: &str) -> Finding {
     let found = format!("unexpected answer from the API server: {why}");
     Finding::fail("server", found, "check the kubeconfig, and whether kubectl works")
 }
@@ -154,7 +136,7 @@ fn judged<T>(
     facts: &Read<T>,
     judge: impl FnOnce(&T) -> Vec<Finding>,
 ) -> Vec<Finding> {
-    facts.as_ref().map_or_else(|unread| vec![Finding::unread(check, what, unread)], judge)
+    facts.as_ref().map_or_else(|why| vec![Finding::unread(check, what, why)], judge)
 }
 
 /// The first two numbers of a version, as of `v1.34.1` and `5.15.0-91-generic`.
@@ -163,23 +145,17 @@ fn numbers(version: &str) -> Option<(u32, u32)> {
     Some((parts.next()?.parse().ok()?, parts.next()?.parse().ok()?))
 }
 
-/// Whether the server has the admission policies that MirrorNodes and the controller require.
-fn is_whole(facts: &Facts) -> bool {
-    numbers(&facts.server).is_some_and(|version| version >= WHOLE_SERVER)
-}
-
 fn server(version: &str) -> Finding {
-    let found = format!("Kubernetes {version}");
+    let (found, todo) = (format!("Kubernetes {version}"), "use 1.30 or newer");
     match numbers(version) {
-        None => Finding::warn("server", format!("{found}: unknown version format"), "use 1.30 or newer"),
         Some(numbers) if numbers < LEAST_SERVER => {
-            Finding::fail("server", format!("{found}: the chart needs 1.25"), "use 1.30 or newer")
+            Finding::fail("server", format!("{found}: the chart needs 1.25"), todo)
         }
         Some(numbers) if numbers < WHOLE_SERVER => {
             let lacks = "without 1.30 there are no MirrorNodes and no controller, so Mirrors have no status";
-            Finding::warn("server", format!("{found}: {lacks}"), "use 1.30 or newer; everything else works")
+            Finding::warn("server", format!("{found}: {lacks}"), todo)
         }
-        Some(_) => Finding::ok("server", found),
+        _ => Finding::ok("server", found),
     }
 }
 
@@ -197,106 +173,90 @@ fn info(node: &Node) -> (&str, &str, &str) {
     info.map_or(("", "", ""), |info| (&info.operating_system, &info.architecture, &info.kernel_version))
 }
 
-/// Whether podmirror has an agent for the node's operating system and architecture.
-fn is_fit(node: &Node) -> bool {
+/// The node's operating system and architecture.
+fn system(node: &Node) -> String {
     let (system, architecture, _) = info(node);
-    system == "linux" && ["amd64", "arm64"].contains(&architecture)
+    format!("{system}/{architecture}")
+}
+
+/// Whether podmirror has an agent for the node's system.
+fn is_fit(node: &Node) -> bool {
+    ["linux/amd64", ARM].contains(&system(node).as_str())
 }
 
 fn systems(nodes: &[Node], is_installed: bool) -> Vec<Finding> {
-    let mut others = BTreeMap::<_, Vec<_>>::new();
-    let mut fit = BTreeMap::<_, usize>::new();
-    for node in nodes {
-        let (system, architecture, _) = info(node);
-        if is_fit(node) {
-            *fit.entry(architecture).or_default() += 1;
-        } else {
-            others.entry(format!("{system}/{architecture}")).or_default().push(node.name_any());
-        }
+    let (fit, others): (Vec<_>, Vec<_>) = nodes.iter().partition(|node| is_fit(node));
+    let found = format!("{} of {} with Linux on amd64 or arm64", fit.len(), count(nodes.len(), "node"));
+    let others: Vec<_> =
+        others.into_iter().map(|node| format!("{} ({})", node.name_any(), system(node))).collect();
+    let mut first = Finding::ok("nodes", found);
+    // If podmirror is installed, the check of the agents names the nodes without one.
+    if !is_installed && fit.iter().any(|node| system(node) == ARM) {
+        first.todo = "set the chart's image.architectures, as described in docs/install.md".to_owned();
     }
-    let mut findings = Vec::new();
-    let number = count(nodes.len(), "node");
     if fit.is_empty() {
-        let found = format!("none of {number} has Linux on amd64 or arm64");
-        let todo = "podmirror has agents for Linux on amd64 and arm64 only";
-        findings.push(Finding::fail("nodes", found, todo));
-    } else {
-        let of: Vec<_> = fit.iter().map(|(of, number)| format!("{number} with linux/{of}")).collect();
-        let mut finding = Finding::ok("nodes", format!("{number}: {}", of.join(", ")));
-        // If podmirror is installed, the check of the agents names the nodes without one.
-        if fit.contains_key("arm64") && !is_installed {
-            finding.todo = "set the chart's image.architectures, as described in docs/install.md".to_owned();
-        }
-        findings.push(finding);
+        first = Finding::fail("nodes", first.found, "podmirror has agents for no other nodes");
     }
-    findings.extend(others.into_iter().map(|(system, names)| {
-        let found = format!("{system}: {}", named(names));
-        Finding::warn("nodes", found, "no agent runs on these nodes, and their pods are not mirrored")
-    }));
-    findings
+    let todo = "the pods of these nodes are not mirrored";
+    [first].into_iter().chain(Finding::about("nodes", "no agent for", &others, todo)).collect()
 }
 
-/// What a kernel lacks: whether this is so for an architecture and a version, the finding, and the remedy. The first is a
+/// What kernels lack: the end of the architectures' names, the versions, the finding, and the remedy. The first is a
 /// failure if all nodes lack it.
-type Lack = (fn(&str, Option<(u32, u32)>) -> bool, &'static str, &'static str);
+type Lack = (&'static str, Range<(u32, u32)>, &'static str, &'static str);
 
-const LACKS: [Lack; 4] = [
+const LACKS: [Lack; 3] = [
     (
-        |_, version| version.is_some_and(|version| version < LEAST_KERNEL),
-        "older than 5.10, so no agent works there",
+        "",
+        (0, 0)..(5, 10),
+        "older than 5.10, or unknown, so no agent works there:",
         "use Linux 5.10 or newer there, or exclude these nodes with the chart's nodeSelector or affinity",
     ),
     (
-        |of, version| of == "arm64" && version.is_some_and(|of| (LEAST_KERNEL..ARM_FILTERS).contains(&of)),
-        "older than 6.0 on arm64, so mirrors with a filter are refused there",
+        "arm64",
+        (5, 10)..(6, 0),
+        "older than 6.0 on arm64, so mirrors with a filter are refused there:",
         "use Linux 6.0 or newer there, or mirrors without a filter",
     ),
     (
-        |_, version| version.is_some_and(|of| (LEAST_KERNEL..TCX).contains(&of)),
+        "",
+        (5, 10)..(6, 6),
         "older than 6.6, so when a pod is mirrored for the first time, one of its packets can be lost, and root in a pod \
-         can remove a tap inside the pod",
+         can remove a tap inside the pod:",
         "use Linux 6.6 or newer there, if that matters: see docs/operations.md",
     ),
-    (|_, version| version.is_none(), "unknown version format", "podmirror needs Linux 5.10 or newer"),
 ];
 
 fn kernels(nodes: &[Node]) -> Vec<Finding> {
     let fit: Vec<_> = nodes.iter().filter(|node| is_fit(node)).collect();
-    let version = |node: &&Node| numbers(info(node).2);
     let mut findings = Vec::new();
-    for (at, (lacks, found, todo)) in LACKS.into_iter().enumerate() {
-        let of = fit.iter().filter(|node| lacks(info(node).1, version(node)));
-        let names: Vec<_> = of.map(|node| format!("{} ({})", node.name_any(), info(node).2)).collect();
-        let found = format!("{found}: {}", named(&names));
-        match names.len() {
-            0 => {}
-            all if at == 0 && all == fit.len() => findings.push(Finding::fail("kernel", found, todo)),
-            _ => findings.push(Finding::warn("kernel", found, todo)),
-        }
+    for (at, (architectures, versions, found, todo)) in LACKS.into_iter().enumerate() {
+        let lacks = |node: &&&Node| {
+            let (_, architecture, kernel) = info(node);
+            architecture.ends_with(architectures) && versions.contains(&numbers(kernel).unwrap_or_default())
+        };
+        let name = |node: &&Node| format!("{} ({})", node.name_any(), info(node).2);
+        let names: Vec<_> = fit.iter().filter(lacks).map(name).collect();
+        let result = if at == 0 && names.len() == fit.len() { Level::Fail } else { Level::Warn };
+        let finding = Finding::about("kernel", found, &names, todo);
+        findings.extend(finding.map(|finding| Finding { result, ..finding }));
     }
-    if findings.is_empty()
-        && let (Some(least), Some(most)) =
-            (fit.iter().min_by_key(|of| version(of)), fit.iter().max_by_key(|of| version(of)))
-    {
-        let (least, most) = (info(least).2, info(most).2);
-        let range = if least == most { least.to_owned() } else { format!("{least} to {most}") };
-        findings.push(Finding::ok("kernel", format!("Linux {range}")));
+    if findings.is_empty() && !fit.is_empty() {
+        findings.push(Finding::ok("kernel", "all nodes have Linux 6.6 or newer".to_owned()));
     }
     findings
 }
 
 fn networks(daemon_sets: &[DaemonSet]) -> Vec<Finding> {
-    let todo = "mirror a pod, and check with `kubectl mirror coverage` whether all its packets are seen";
-    let networks = network::of(daemon_sets);
-    if networks.is_empty() {
-        let found = "no DaemonSet of a known CNI found; podmirror needs pods with veth pairs, macvlan or similar devices";
-        return vec![Finding::warn("network", found.to_owned(), todo)];
+    let known = |(name, seen)| Finding::ok("network", format!("{name}: {seen}"));
+    let mut findings: Vec<_> = network::of(daemon_sets).map(known).collect();
+    if findings.is_empty() {
+        let found =
+            "no DaemonSet of a known CNI; podmirror needs pods with veth pairs, macvlan or similar devices";
+        let todo = "mirror a pod, and check with `kubectl mirror coverage` whether all its packets are seen";
+        findings.push(Finding::warn("network", found.to_owned(), todo));
     }
-    let finding = |(name, _, covered): network::Network| match covered {
-        Some(covered) => Finding::ok("network", format!("{name}: {covered}")),
-        None => Finding::warn("network", format!("{name}: not tested with podmirror"), todo),
-    };
-    networks.into_iter().map(finding).collect()
+    findings
 }
 
 /// Whether any part of podmirror is installed.
@@ -306,6 +266,9 @@ fn is_installed(facts: &Facts) -> bool {
 }
 
 fn resources(there: &[CustomResourceDefinition], facts: &Facts) -> Vec<Finding> {
+    if there.is_empty() && !is_installed(facts) {
+        return vec![Finding::ok("resources", "not installed yet: the chart installs the CRDs".to_owned())];
+    }
     let (mut missing, mut other) = (Vec::new(), Vec::new());
     for crd in crds() {
         let name = crd.name_any();
@@ -315,24 +278,23 @@ fn resources(there: &[CustomResourceDefinition], facts: &Facts) -> Vec<Finding> 
             Some(_) => {}
         }
     }
-    if there.is_empty() && !is_installed(facts) {
-        return vec![Finding::ok("resources", "not installed yet: the chart installs the CRDs".to_owned())];
-    }
-    let mut findings = Vec::new();
-    if !missing.is_empty() {
-        let todo = "install them with the chart (crds.install), or as described in docs/resources.md; annotations work without them";
-        let found = format!("these CRDs are missing: {}", named(&missing));
-        findings.push(Finding::warn("resources", found, todo));
-    }
-    if !other.is_empty() {
-        let found =
-            format!("these CRDs have another version than this plugin ({}): {}", facts.plugin, named(&other));
-        let todo =
-            "upgrade the CRDs, then the agents, and use the plugin of the same version: docs/resources.md";
-        findings.push(Finding::warn("resources", found, todo));
-    }
+    let install = "install them with the chart (crds.install), or as described in docs/resources.md; annotations work \
+                   without them";
+    let differ = format!("these CRDs have another version than this plugin ({}):", facts.plugin);
+    let upgrade =
+        "upgrade the CRDs, then the agents, and use the plugin of the same version: docs/resources.md";
+    let problems = [
+        Finding::about("resources", "these CRDs are missing:", &missing, install),
+        Finding::about("resources", &differ, &other, upgrade),
+    ];
+    or_ok(problems.into_iter().flatten(), "resources", format!("{} CRDs of this version", there.len()))
+}
+
+/// The problems that a check has found; otherwise `found`.
+fn or_ok(problems: impl Iterator<Item = Finding>, check: &'static str, found: String) -> Vec<Finding> {
+    let mut findings: Vec<_> = problems.collect();
     if findings.is_empty() {
-        findings.push(Finding::ok("resources", format!("{} of this version", count(there.len(), "CRD"))));
+        findings.push(Finding::ok(check, found));
     }
     findings
 }

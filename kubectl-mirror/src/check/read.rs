@@ -20,12 +20,8 @@ use kube::{
 use mirror_api::{MirrorNode, MirrorTarget, crds};
 use tokio::time::timeout;
 
-use super::judge::{Asked, Facts, Read, Right, Unread, asked};
-use crate::{
-    agents::AGENTS,
-    cluster::{Cluster, is_refusal},
-    nodes,
-};
+use super::judge::{Facts, Read, Right, rights};
+use crate::{agents::AGENTS, cluster::Cluster, nodes};
 
 /// Timeout for an answer of the API server.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -42,14 +38,10 @@ pub(super) async fn facts(cluster: &Cluster) -> Read<Facts> {
     let server = within(client.apiserver_version()).await?.git_version;
     let all = ListParams::default();
     let [of_agents, of_controller] = [AGENTS, CONTROLLER].map(|labels| ListParams::default().labels(labels));
-    let mut rights = Vec::new();
-    for asked in asked(namespace, agents) {
-        let missing = lacking(cluster, &asked).await;
-        rights.push(Right { asked, missing });
+    let mut rights = rights(namespace, agents);
+    for right in &mut rights {
+        right.is_granted = is_granted(cluster, right).await;
     }
-    let is_exec = |asked: &Asked| asked.subresource == Some("exec");
-    let may_ask = rights.iter().any(|right| is_exec(&right.asked) && right.missing == Ok(Vec::new()));
-    let pods = list(cluster.of_agents::<Pod>(), &of_agents).await;
     Ok(Facts {
         plugin: env!("CARGO_PKG_VERSION"),
         agents: agents.clone(),
@@ -63,25 +55,16 @@ pub(super) async fn facts(cluster: &Cluster) -> Read<Facts> {
         controllers: list(cluster.of_agents::<Deployment>(), &of_controller).await,
         reports: list(cluster.all::<MirrorNode>(), &all).await,
         targets: list(cluster.all::<MirrorTarget>(), &all).await,
-        answers: match may_ask && pods.as_ref().is_ok_and(|pods| !pods.is_empty()) {
-            // The error would be a missing right, or that there is no agent: other facts cover both.
-            true => nodes::ask(cluster, None).await.ok(),
-            false => None,
-        },
-        pods,
+        pods: list(cluster.of_agents::<Pod>(), &of_agents).await,
+        // The error would be a missing right, or that there is no agent: other facts cover both.
+        answers: nodes::ask(cluster, None).await.ok(),
     })
 }
 
 async fn within<T>(answer: impl Future<Output = kube::Result<T>>) -> Read<T> {
-    match timeout(PATIENCE, answer).await {
-        Ok(Ok(answer)) => Ok(answer),
-        Ok(Err(error)) => {
-            Err(Unread { is_refused: is_refusal(&error), why: mirror_client::in_words(&error) })
-        }
-        Err(_) => {
-            Err(Unread { is_refused: false, why: format!("no answer within {} s", PATIENCE.as_secs()) })
-        }
-    }
+    let answer = timeout(PATIENCE, answer).await;
+    let answer = answer.map_err(|_| format!("no answer within {} s", PATIENCE.as_secs()))?;
+    answer.map_err(|error| mirror_client::in_words(&error))
 }
 
 /// The objects of a kind. An unknown kind has no objects.
@@ -107,26 +90,23 @@ async fn installed_crds(cluster: &Cluster) -> Read<Vec<CustomResourceDefinition>
     Ok(found)
 }
 
-/// The verbs that the user lacks.
-async fn lacking(cluster: &Cluster, asked: &Asked) -> Read<Vec<&'static str>> {
+/// Whether the user has this right.
+async fn is_granted(cluster: &Cluster, right: &Right) -> Read<bool> {
+    let (resource, subresource) = match right.resource.split_once('/') {
+        Some((resource, subresource)) => (resource, Some(subresource.to_owned())),
+        None => (right.resource, None),
+    };
+    let resource_attributes = Some(ResourceAttributes {
+        group: Some(right.group.to_owned()),
+        resource: Some(resource.to_owned()),
+        subresource,
+        namespace: right.namespace.clone(),
+        verb: Some(right.verb.to_owned()),
+        ..ResourceAttributes::default()
+    });
+    let spec = SelfSubjectAccessReviewSpec { resource_attributes, ..Default::default() };
+    let review = SelfSubjectAccessReview { spec, ..Default::default() };
     let api = cluster.all::<SelfSubjectAccessReview>();
-    let mut missing = Vec::new();
-    for verb in asked.verbs {
-        let attributes = ResourceAttributes {
-            group: Some(asked.group.to_owned()),
-            resource: Some(asked.resource.to_owned()),
-            subresource: asked.subresource.map(str::to_owned),
-            namespace: asked.namespace.clone(),
-            verb: Some((*verb).to_owned()),
-            ..ResourceAttributes::default()
-        };
-        let spec =
-            SelfSubjectAccessReviewSpec { resource_attributes: Some(attributes), ..Default::default() };
-        let review = SelfSubjectAccessReview { spec, ..Default::default() };
-        let review = within(api.create(&PostParams::default(), &review)).await?;
-        if !review.status.is_some_and(|status| status.allowed) {
-            missing.push(*verb);
-        }
-    }
-    Ok(missing)
+    let review = within(api.create(&PostParams::default(), &review)).await?;
+    Ok(review.status.is_some_and(|status| status.allowed))
 }

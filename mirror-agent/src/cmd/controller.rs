@@ -17,6 +17,7 @@ pub(super) async fn controller(args: ControllerArgs) -> anyhow::Result<()> {
     let stop = stop_signal()?;
     let client = mirror_client::connect(&Options::default(), &Environment::of_process()).await?;
     let (health, metrics) = (Health::default(), ControllerMetrics::new()?);
+    let client = mirror_client::with_failures(client, metrics.request_failed());
     info!(version = env!("PODMIRROR_VERSION"), pod = args.pod_name, "controller started");
     if let Listen::At(address) = args.listen {
         let (of_ready, of_metrics) = (health.clone(), metrics.clone());

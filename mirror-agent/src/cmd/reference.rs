@@ -43,61 +43,49 @@ invalid value of `target` or of a setting, the mirror is not created. An Event r
 | --- | --- | --- | --- |
 ";
 
-/// An annotation that is not a setting of a mirror.
-struct Annotation {
-    key: &'static str,
-    objects: &'static str,
-    help: &'static str,
-    example: &'static str,
-}
-
-const OTHERS: [Annotation; 7] = [
-    Annotation {
-        key: MIRROR,
-        objects: "pod, namespace",
-        help: "Mirror the pod: `true` or `both` for both directions, `ingress` for packets to it, `egress` for packets \
-               from it, `false` for none",
-        example: "true",
-    },
-    Annotation {
-        key: POD_SIDE_TAPS,
-        objects: "pod, namespace",
-        help: "`off` keeps the agent's programs and device out of the pod: NICs without a peer on the node are not \
-               mirrored. Applies to all mirrors of the pod except enforced ones",
-        example: "off",
-    },
-    Annotation {
-        key: OVN_MIRROR,
-        objects: "pod",
-        help: "The annotation of Kube-OVN: `true` or `false`; used with `--kube-ovn-annotations` if the pod has no \
-               annotation `podmirror.io/mirror`",
-        example: "true",
-    },
-    Annotation {
-        key: "NAME.NAMESPACE.ovn.kubernetes.io/mirror",
-        objects: "pod",
-        help: "The annotation of Kube-OVN for the attachment of this NetworkAttachmentDefinition: `true` or `false` for \
-               its NICs; used with `--kube-ovn-annotations` if the pod has no annotation `podmirror.io/mirror`",
-        example: "true",
-    },
-    Annotation {
-        key: TARGET,
-        objects: "pod, namespace",
-        help: "Name of the target of the copies, one of `--define-target` or a MirrorTarget; defaults to that of `--target`",
-        example: "ids",
-    },
-    Annotation {
-        key: NICS,
-        objects: "pod, namespace",
-        help: "Names of the pod's NICs to mirror; defaults to all of them",
-        example: "eth0,net1",
-    },
-    Annotation {
-        key: NETNS_ANNOTATION,
-        objects: "pod",
-        help: "Path of the pod's network namespace on the node; by default, the agent finds it through the pod's processes",
-        example: "/run/netns/web",
-    },
+/// The annotations that are not settings of a mirror: the key, the objects, the description, and an example.
+const OTHERS: [[&str; 4]; 7] = [
+    [
+        MIRROR,
+        "pod, namespace",
+        "Mirror the pod: `true` or `both` for both directions, `ingress` for packets to it, `egress` for packets \
+         from it, `false` for none",
+        "true",
+    ],
+    [
+        POD_SIDE_TAPS,
+        "pod, namespace",
+        "`off` keeps the agent's programs and device out of the pod: NICs without a peer on the node are not \
+         mirrored. Applies to all mirrors of the pod except enforced ones",
+        "off",
+    ],
+    [
+        OVN_MIRROR,
+        "pod",
+        "The annotation of Kube-OVN: `true` or `false`; used with `--kube-ovn-annotations` if the pod has no \
+         annotation `podmirror.io/mirror`",
+        "true",
+    ],
+    [
+        "NAME.NAMESPACE.ovn.kubernetes.io/mirror",
+        "pod",
+        "The annotation of Kube-OVN for the attachment of this NetworkAttachmentDefinition: `true` or `false` for \
+         its NICs; used with `--kube-ovn-annotations` if the pod has no annotation `podmirror.io/mirror`",
+        "true",
+    ],
+    [
+        TARGET,
+        "pod, namespace",
+        "Name of the target of the copies, one of `--define-target` or a MirrorTarget; defaults to that of `--target`",
+        "ids",
+    ],
+    [NICS, "pod, namespace", "Names of the pod's NICs to mirror; defaults to all of them", "eth0,net1"],
+    [
+        NETNS_ANNOTATION,
+        "pod",
+        "Path of the pod's network namespace on the node; by default, the agent finds it through the pod's processes",
+        "/run/netns/web",
+    ],
 ];
 
 /// Returns the whole document.
@@ -107,7 +95,7 @@ pub(super) fn reference() -> String {
     section(&mut text, &command, "Flags of every command", "");
     commands(&mut text, &command, command.get_name());
     text.push_str(ANNOTATIONS);
-    for Annotation { key, objects, help, example } in OTHERS {
+    for [key, objects, help, example] in OTHERS {
         row(&mut text, &[&format!("`{key}`"), objects, help, &format!("`{example}`")]);
     }
     for setting in &SETTINGS {

@@ -38,6 +38,7 @@ pub async fn run(mut args: RunArgs) -> anyhow::Result<()> {
         (None, node) => {
             let node = node.unwrap_or_default();
             let client = mirror_client::connect(&Options::default(), &Environment::of_process()).await?;
+            let client = mirror_client::with_failures(client, metrics.request_failed());
             Watched::ALL.iter().for_each(|watched| metrics.watch_begins(watched.name()));
             let restarts = metrics.clone();
             let restarted = move |watched: Watched| restarts.watch_restart(watched.name());
@@ -57,14 +58,6 @@ pub async fn run(mut args: RunArgs) -> anyhow::Result<()> {
             };
             follow(pods, false, own, args, metrics, tell).await
         }
-    }
-}
-
-/// Whether NICs are tapped inside pods.
-const fn taps_inside(asked: PodSideTaps) -> TapsInside {
-    match asked {
-        PodSideTaps::Off => TapsInside::Off,
-        PodSideTaps::Auto => TapsInside::On,
     }
 }
 
@@ -104,7 +97,10 @@ async fn follow(
     }
     let dataplane = Bpf::load(pins.clone(), lock, mirror.attach, links.namespaces())?;
     let method = dataplane.method().name();
-    let taps_inside = taps_inside(args.pod_side_taps);
+    let taps_inside = match args.pod_side_taps {
+        PodSideTaps::Off => TapsInside::Off,
+        PodSideTaps::Auto => TapsInside::On,
+    };
     let mirror_iface = &mirror.mirror_iface;
     info!(version = env!("PODMIRROR_VERSION"), attach = method, mirror_iface, enable_mirror, "agent started");
     let mirrors = mirrors(&mirror);

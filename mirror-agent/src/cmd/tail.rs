@@ -22,6 +22,7 @@ use std::{
     future::{Future, pending},
     io::{self, IsTerminal as _},
     os::unix::net::UnixStream as StdStream,
+    path::PathBuf,
     time::Duration,
 };
 
@@ -31,7 +32,7 @@ use tokio::{
     io::AsyncReadExt as _,
     net::UnixStream,
     signal::unix::{SignalKind, signal},
-    sync::{mpsc, watch},
+    sync::mpsc,
     time::{Instant, sleep_until},
 };
 use tracing::{info, warn};
@@ -40,23 +41,15 @@ pub use self::recorder::recorder;
 use self::{
     past::Past,
     reading::{Ask, Reading},
-    recorder::Wanted,
-    sessions::{Before, Sessions},
+    sessions::Sessions,
 };
-use super::{cleanup::remove_everything, stop_signal};
+use super::{attach::run_alone, stop_signal};
 use crate::{
-    cli::{CaptureArgs, Keep, StateArgs, SubjectArgs, TailArgs},
-    control::{self, Control, Request, Subject},
-    dataplane::{Dataplane as _, bpf::Bpf, hooks::AttachMode, pins::Pins, rings::RingReader},
-    links::netlink::Netlink,
-    metrics::LoopMetrics,
-    mirror_iface::MirrorIfaces,
+    cli::{CaptureArgs, Keep, SubjectArgs, TailArgs},
+    control::{self, Request, Subject, Wanted},
+    dataplane::{pins::Pins, rings::RingReader},
     model::Actual,
-    netns::Namespaces,
-    notes,
-    pods::NoPods,
-    reconcile::Reconciler,
-    recording::{Clock, Destination, Excerpt, Kept, Plan, Recorder},
+    recording::{Clock, Excerpt, Kept, Plan, Recorder},
     select::Policy,
 };
 
@@ -65,19 +58,16 @@ const APPLICATION: &str = concat!("podmirror ", env!("PODMIRROR_VERSION"));
 
 /// Reads packets as they arrive.
 pub async fn tail(args: TailArgs) -> anyhow::Result<()> {
-    let destination = if args.write.as_os_str() == "-" {
-        if io::stdout().is_terminal() {
-            bail!("packets are not for a terminal: use -w FILE, or a pipe, as in `... | tcpdump -nr -`");
-        }
-        Destination::Stdout
-    } else {
-        Destination::File(args.write)
-    };
+    let is_stdout = args.write.as_os_str() == "-";
+    if is_stdout && io::stdout().is_terminal() {
+        bail!("packets are not for a terminal: use -w FILE, or a pipe, as in `... | tcpdump -nr -`");
+    }
+    let file = (!is_stdout).then_some(args.write);
     let TailArgs { subject, since, no_follow, .. } = args;
     if let (Some(target), Some(_), false) = (&subject.target, since, no_follow) {
         bail!("the recorder of target {target} reads on, and a stream has one reader: use --no-follow");
     }
-    run(subject, destination, Kept::All, since.map(|time| Since { time, is_all: no_follow })).await
+    run(subject, file, Kept::All, since.map(|time| Since { time, is_all: no_follow })).await
 }
 
 /// The packets of the past that the user wants.
@@ -100,24 +90,26 @@ pub async fn capture(args: CaptureArgs) -> anyhow::Result<()> {
         Keep { rotate: Some(bytes), files, .. } => Kept::Files { bytes, files },
         Keep { .. } => Kept::All,
     };
-    memory::check(kept, args.subject.buffer, &args.write)?;
-    run(args.subject, Destination::File(args.write), kept, None).await
+    let twice = memory::is_in_memory(&args.write).then_some("the file is in memory, too");
+    let instead = ", or --rotate, which keeps nothing in memory";
+    memory::check(kept, args.subject.buffer, twice, instead)?;
+    run(args.subject, Some(args.write), kept, None).await
 }
 
 async fn run(
     subject: SubjectArgs,
-    destination: Destination,
+    file: Option<PathBuf>,
     kept: Kept,
     since: Option<Since>,
 ) -> anyhow::Result<()> {
     subject.check()?;
     let (super_frames, max_packets) = (subject.super_frames, subject.packets);
-    let plan = Plan { destination, kept, super_frames, max_packets, comment: None };
+    let plan = Plan { file, kept, super_frames, max_packets, comment: None };
     // First, so that from here on Ctrl-C leads to the clean-up.
     let stop = stop_signal()?;
     tokio::pin!(stop);
     let _open = tokio::select! {
-        open = pipe::has_reader(&plan.destination) => open,
+        open = pipe::has_reader(plan.file.as_deref()) => open,
         () = &mut stop => return Ok(()),
     };
     // A recorder knows pods and interfaces by their names, and only an agent knows those of a Mirror.
@@ -141,7 +133,16 @@ async fn run(
         (None, None) if !subject.pods.is_empty() || subject.mirror.is_some() => {
             bail!("no agent is running on this node, so pods cannot be found; name interfaces instead")
         }
-        (None, None) => with_own_loop(&subject, plan, since, stop).await,
+        (None, None) => {
+            let is_left = |installed: &Actual| *installed != Actual::empty(installed.capacity);
+            let work = async {
+                let agent = Pins::connect_control()?
+                    .context("cannot reach the control socket that was just created")?;
+                read(agent, &subject, plan, since, stop).await
+            };
+            let policy = Policy { targets: BTreeMap::new(), ..Policy::default() };
+            run_alone(&subject.state.bpffs, None, policy, is_left, pending(), work).await
+        }
     }
 }
 
@@ -157,8 +158,9 @@ fn wanted(subject: &SubjectArgs, since: Since, joined: Option<&mut Joined>) -> a
     };
     Ok(match joined {
         Some(Joined { sessions, past, .. }) if subject.mirror.is_some() => {
-            let control::Past { pods, except, filter } = std::mem::take(past);
-            Wanted { of: Some(&pods | &sessions.names()?), except, filter, times }
+            let past = std::mem::take(past);
+            let of = Some(&past.of.unwrap_or_default() | &sessions.names()?);
+            Wanted { of, times, ..past }
         }
         _ => {
             let of = subject.target.is_none().then(|| of_flags(&subject.pods));
@@ -198,43 +200,6 @@ async fn read_past(subject: &SubjectArgs, wanted: &Wanted, plan: Plan, since: Si
     recorder.wait_for_reader();
     recorder.finish(Clock::now()?.monotonic_ns)?;
     written
-}
-
-/// Runs the loop for this capture only, and removes everything at its end.
-async fn with_own_loop(
-    subject: &SubjectArgs,
-    plan: Plan,
-    since: Option<Since>,
-    stop: impl Future<Output = ()>,
-) -> anyhow::Result<()> {
-    let StateArgs { bpffs } = &subject.state;
-    let pins = Pins::new(bpffs);
-    let lock = pins.claim()?;
-    let (socket, control) = (lock.socket()?, lock.control()?);
-    let mut dataplane = Bpf::load(pins.clone(), lock, AttachMode::Auto, Namespaces::default())?;
-    let installed = dataplane.observe().await?;
-    if installed != Actual::empty(installed.capacity) || !pins.other_versions()?.is_empty() {
-        bail!(
-            "no agent is running on this node, but an earlier one left its mirror; start it again, or remove the mirror \
-             with `mirror-agent cleanup`"
-        );
-    }
-    let policy = Policy { targets: BTreeMap::new(), ..Policy::default() };
-    let readers = Control::new(dataplane.rings(), policy.targets.clone());
-    let (links, metrics) = (Netlink::new()?, LoopMetrics::new()?);
-    let no_mirrors = MirrorIfaces::new(None, true);
-    let mut reconciler =
-        Reconciler::new(NoPods, links, dataplane, readers.watch(), policy, no_mirrors, metrics);
-    let trouble = watch::Sender::new(None);
-    notes::serve(socket, reconciler.reports(), trouble.subscribe())?;
-    control::serve(control, readers, reconciler.reports())?;
-    let agent = Pins::connect_control()?.context("cannot reach the control socket that was just created")?;
-    let outcome = tokio::select! {
-        outcome = reconciler.run(pending()) => outcome,
-        outcome = read(agent, subject, plan, since, stop) => outcome,
-    };
-    let removed = remove_everything(&pins, &mut reconciler.links).await;
-    outcome.and(removed)
 }
 
 /// Requests packets from an agent, and reads them to the end.
@@ -277,16 +242,17 @@ async fn read(
     let Joined { mut agent, ring, sessions, .. } = joined;
     let mut reading = Reading::begin(ring, sessions, recorder, asks)?.after(past_ns);
     let end = subject.duration.map(|time| Instant::now() + time);
-    let outcome = tokio::select! {
-        outcome = reading.run() => outcome.map(|()| Ended::Complete),
-        () = &mut stop => Ok(Ended::Asked),
-        () = async { sleep_until(end.unwrap_or_else(Instant::now)).await }, if end.is_some() => Ok(Ended::Asked),
+    // Whether the user has ended it, by a signal or by the time limit; otherwise the recording is complete.
+    let is_ended = tokio::select! {
+        outcome = reading.run() => outcome.map(|()| false),
+        () = &mut stop => Ok(true),
+        () = async { sleep_until(end.unwrap_or_else(Instant::now)).await }, if end.is_some() => Ok(true),
         // The agent sends nothing after its answer, so this is the end of the connection.
         _ = agent.read_u8() => Err(anyhow!("the agent has ended, and the capture with it")),
     };
-    let outcome = match outcome {
-        Ok(Ended::Asked) if subject.target.is_some() => reading.let_go(&mut agent).await,
-        outcome => outcome.map(drop),
+    let outcome = match is_ended {
+        Ok(true) if subject.target.is_some() => reading.let_go(&mut agent).await,
+        outcome => outcome.map(|_| ()),
     };
     outcome.and(reading.finish(agent))
 }
@@ -300,7 +266,7 @@ struct Joined {
     /// The sessions that write the packets.
     sessions: Sessions,
     /// What the stream of a Mirror can begin with.
-    past: control::Past,
+    past: Wanted,
 }
 
 /// Requests packets from an agent.
@@ -317,9 +283,9 @@ async fn join(agent: StdStream, subject: &SubjectArgs) -> anyhow::Result<Joined>
     };
     let request = Request { of, ring_bytes: subject.buffer };
     let pins = Pins::new(&subject.state.bpffs);
-    let before = subject.target.as_ref().map_or_else(Before::default, |target| Before::read(&pins, target));
+    let before = subject.target.as_ref().map(|target| sessions::losses_before(&pins, target));
     let (agent, ring, answer) = control::ask(agent, &request).await?;
-    let mut sessions = Sessions::open(&pins, &answer.target, before)?;
+    let mut sessions = Sessions::open(&pins, &answer.target, before.unwrap_or_default())?;
     match (!sessions.names()?.is_empty(), &subject.target, &subject.mirror) {
         (true, ..) => {}
         (false, Some(target), _) => {
@@ -343,12 +309,4 @@ fn asks_by_signal() -> anyhow::Result<mpsc::Receiver<Ask>> {
     let mut wanted = signal(SignalKind::user_defined1()).context("cannot handle SIGUSR1")?;
     tokio::spawn(async move { while wanted.recv().await.is_some() && asks.send(Ask::Save).await.is_ok() {} });
     Ok(asked)
-}
-
-/// Why the reading ended without an error.
-enum Ended {
-    /// The recording is complete.
-    Complete,
-    /// The user ended it: by a signal, or by the time limit.
-    Asked,
 }

@@ -61,19 +61,33 @@ pub struct Answer {
     pub target: String,
     /// The reason for a refusal, or what is not mirrored as requested. The agent retries what can still succeed.
     pub problems: Vec<String>,
-    /// What the stream of a Mirror can begin with.
-    pub past: Past,
+    /// For the stream of a Mirror: what it can begin with, apart from the packets of its sessions' interfaces.
+    pub past: Wanted,
 }
 
-/// What the packets before those of a stream can be, apart from those of its sessions' interfaces.
+/// Packets of the past, which a recorder of the node may have.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Past {
-    /// The pods whose packets a recorder can have: `NAMESPACE/NAME`, or `NAMESPACE/*`.
-    pub pods: BTreeSet<String>,
-    /// The pods that exist: of these, only the interfaces of sessions count.
+#[serde(deny_unknown_fields)]
+pub struct Wanted {
+    /// Whose packets: names of interfaces, or of pods (`NAMESPACE/NAME`, or `NAMESPACE/*`); `None`: all packets.
+    pub of: Option<BTreeSet<String>>,
+    /// The pods and interfaces whose packets are left out all the same, unless `of` has their own names.
     pub except: BTreeSet<String>,
-    /// The filter of the packets.
+    /// Only the packets that match.
     pub filter: Option<String>,
+    /// When they were copied, in ns of `CLOCK_MONOTONIC`: the first and the last moment. The client sets it.
+    pub times: (u64, u64),
+}
+
+impl Wanted {
+    /// Whether the interface with this name is wanted. The name of a pod's interface is `NAMESPACE/NAME NIC`.
+    pub fn has(&self, interface: &str) -> bool {
+        let Some(of) = &self.of else { return true };
+        let pod = interface.split(' ').next().unwrap_or_default();
+        let is_in_namespace =
+            |(namespace, _): (&str, _)| of.contains(&format!("{namespace}/*")) && !self.except.contains(pod);
+        of.contains(interface) || of.contains(pod) || pod.split_once('/').is_some_and(is_in_namespace)
+    }
 }
 
 /// Writes a message.
@@ -84,7 +98,8 @@ pub async fn write_line(
     Ok(stream.write_all(&[serde_json::to_vec(message)?, b"\n".to_vec()].concat()).await?)
 }
 
-pub(super) async fn read_line(stream: &mut UnixStream) -> anyhow::Result<String> {
+/// Reads a message.
+pub async fn read_line(stream: &mut UnixStream) -> anyhow::Result<String> {
     let mut line = String::new();
     BufReader::new(stream.take(MOST_BYTES)).read_line(&mut line).await?;
     Ok(line)

@@ -246,9 +246,24 @@ fn the_past_of_a_stream_is_that_of_its_own_pods() {
     let pods = Some([pod("shop", "web"), pod("bank", "gone")].into());
     let report = Report { streams: streams.into(), pods, ..Report::default() };
     for (name, expected) in [("labels", &[][..]), ("names", &["shop/gone"]), ("all", &["shop/*"])] {
-        let Past { pods, except, filter } = past_of(&id(name), &report);
-        assert_eq!((pods, except), (set(expected), set(&["shop/web"])), "{name}");
+        let Wanted { of, except, filter, .. } = past_of(&id(name), &report);
+        assert_eq!((of, except), (Some(set(expected)), set(&["shop/web"])), "{name}");
         assert_eq!(filter.as_deref(), Some("icmp"));
     }
-    assert_eq!(past_of(&id("unknown"), &report), Past::default());
+    assert_eq!(past_of(&id("unknown"), &report), Wanted::default());
+}
+
+#[test]
+fn pods_are_wanted_by_name_or_by_namespace() {
+    let set = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<BTreeSet<_>>();
+    let wanted = |of: &[&str], interface| {
+        Wanted { of: Some(set(of)), except: set(&["shop/out"]), ..Wanted::default() }.has(interface)
+    };
+    assert!(Wanted::default().has("shop/web eth0") && Wanted::default().has("veth1"));
+    assert!(wanted(&["shop/web"], "shop/web eth0") && wanted(&["a/b", "shop/*"], "shop/db net1"));
+    assert!(wanted(&["veth1"], "veth1") && wanted(&["shop/*", "shop/out eth0"], "shop/out eth0"));
+    assert!(!wanted(&[], "shop/web eth0") && !wanted(&["shop/*"], "shop/out eth0"));
+    for interface in ["shop/web-2 eth0", "shop2/web eth0", "other/web eth0", "veth1", "shop"] {
+        assert!(!wanted(&["shop/web", "stop/*"], interface), "{interface}");
+    }
 }

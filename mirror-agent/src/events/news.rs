@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 
 use tokio::time::{Duration, Instant};
 
-use super::{Fact, Kind};
+use super::Fact;
 use crate::{
     model::{MirrorId, PodId, TargetName},
     report::{Mirrored, Report, Stage},
@@ -27,18 +27,12 @@ const ENDED: &str = "MirrorEnded";
 #[derive(Debug, Default)]
 pub(super) struct News {
     /// `None` before the first complete list of pods.
-    told: Option<BTreeMap<PodId, BTreeMap<MirrorId, Told>>>,
+    told: Option<BTreeMap<PodId, Posted>>,
     untold: BTreeMap<PodId, Untold>,
 }
 
-/// The posted state of a mirror.
-#[derive(Debug, Clone, PartialEq, Eq)]
-enum Told {
-    /// Posted as copying to this target.
-    Started(TargetName),
-    /// Posted as ended by a limit.
-    Ended,
-}
+/// The mirrors of a pod that were posted: as copying to this target or, without one, as ended by a limit.
+type Posted = BTreeMap<MirrorId, Option<TargetName>>;
 
 /// The changes of a pod that are not posted yet.
 #[derive(Debug)]
@@ -70,7 +64,7 @@ impl News {
         for pod in pods.keys() {
             let mirrors = report.mirrors.get(pod).unwrap_or(&none);
             if let Some(told) = told.get_mut(pod) {
-                told.retain(|mirror, told| *told != Told::Ended || mirrors.contains_key(mirror));
+                told.retain(|mirror, target| target.is_some() || mirrors.contains_key(mirror));
             }
             let changes = changes(told.get(pod), mirrors, |mirror| why(report, pod, mirror));
             if !changes.is_empty() {
@@ -104,9 +98,9 @@ impl News {
             }
             match change {
                 Change::Started(target) => {
-                    told.insert(mirror.clone(), Told::Started(target.clone()));
+                    told.insert(mirror.clone(), Some(target.clone()));
                 }
-                Change::Ended { is_wanted: true, .. } => drop(told.insert(mirror.clone(), Told::Ended)),
+                Change::Ended { is_wanted: true, .. } => drop(told.insert(mirror.clone(), None)),
                 Change::Ended { is_wanted: false, .. } => drop(told.remove(mirror)),
             }
             false
@@ -127,11 +121,11 @@ impl Change {
 }
 
 /// The mirrors that an earlier agent left, as if they were posted.
-fn found(report: &Report) -> BTreeMap<PodId, BTreeMap<MirrorId, Told>> {
+fn found(report: &Report) -> BTreeMap<PodId, Posted> {
     let told = |(mirror, Mirrored { target, is_asked, stage }): (&MirrorId, &Mirrored)| {
         let told = match stage {
-            Stage::Pending | Stage::Installed => Told::Started(target.clone()),
-            Stage::Ended(_) => Told::Ended,
+            Stage::Pending | Stage::Installed => Some(target.clone()),
+            Stage::Ended(_) => None,
         };
         is_asked.then(|| (mirror.clone(), told))
     };
@@ -141,7 +135,7 @@ fn found(report: &Report) -> BTreeMap<PodId, BTreeMap<MirrorId, Told>> {
 
 /// The changes of a pod's mirrors. `why` returns the reason why a mirror is no longer wanted.
 fn changes(
-    told: Option<&BTreeMap<MirrorId, Told>>,
+    told: Option<&Posted>,
     mirrors: &BTreeMap<MirrorId, Mirrored>,
     why: impl Fn(&MirrorId) -> String,
 ) -> BTreeMap<MirrorId, Change> {
@@ -150,8 +144,8 @@ fn changes(
         let change = match (stage, told_of(mirror)) {
             _ if !is_asked => return None,
             // A mirror whose installation is in progress, or whose NIC was just deleted, is not posted.
-            (Stage::Pending, _) | (Stage::Ended(_), Some(Told::Ended)) => return None,
-            (Stage::Installed, Some(Told::Started(of))) if of == target => return None,
+            (Stage::Pending, _) | (Stage::Ended(_), Some(None)) => return None,
+            (Stage::Installed, Some(Some(of))) if of == target => return None,
             (Stage::Installed, _) => Change::Started(target.clone()),
             (Stage::Ended(limit), _) => {
                 let why = format!("its limit of {} is reached", limit.name());
@@ -160,9 +154,9 @@ fn changes(
         };
         Some((mirror.clone(), change))
     });
-    let unwanted = told.into_iter().flatten().filter(|(mirror, told)| {
+    let unwanted = told.into_iter().flatten().filter(|(mirror, target)| {
         // The end by a limit was posted already.
-        !mirrors.contains_key(mirror) && **told != Told::Ended
+        !mirrors.contains_key(mirror) && target.is_some()
     });
     let of_unwanted =
         unwanted.map(|(mirror, _)| (mirror.clone(), Change::Ended { why: why(mirror), is_wanted: false }));
@@ -202,7 +196,7 @@ fn facts((pod, untold): (&PodId, &Untold)) -> Vec<Fact> {
         }
     }
     let ended: Vec<_> = ended.iter().map(|(why, mirrors)| format!("{}: {why}", mirrors.join(", "))).collect();
-    let fact = |reason, note| Fact { pod: pod.clone(), kind: Kind::News, reason, note };
+    let fact = |reason, note| Fact { pod: pod.clone(), is_news: true, reason, note };
     let started = (!started.is_empty()).then(|| fact(STARTED, format!("Mirrored by {}", started.join(", "))));
     let ended =
         (!ended.is_empty()).then(|| fact(ENDED, format!("No longer mirrored by {}", ended.join("; by "))));

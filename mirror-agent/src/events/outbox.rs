@@ -13,8 +13,8 @@ use std::{
 
 use tokio::time::Instant;
 
-use super::{Fact, Kind};
-use crate::pace::Pace;
+use super::Fact;
+use crate::{backoff::Backoff, pace::Pace};
 
 /// The pause after the first failure, and the longest one.
 const PAUSE: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(300));
@@ -76,8 +76,8 @@ pub(super) struct Outbox {
     /// The Events whose problem has passed, until their next refresh would have been due: a recurring problem is not
     /// posted each time.
     former: BTreeMap<Fact, Entry>,
-    /// The pauses by their cause: a namespace or, without a name, the server.
-    pauses: BTreeMap<Option<String>, Pause>,
+    /// The pauses and their ends, by their cause: a namespace or, without a name, the server.
+    pauses: BTreeMap<Option<String>, (Backoff, Instant)>,
     /// The new Events of each pod, by its UID.
     paces: BTreeMap<String, Pace>,
     /// The news of the node.
@@ -92,12 +92,6 @@ struct Entry {
     due: Option<Instant>,
 }
 
-#[derive(Debug)]
-struct Pause {
-    length: Duration,
-    until: Instant,
-}
-
 impl Outbox {
     /// Sets the Events to post.
     pub(super) fn set(&mut self, tell: BTreeSet<Fact>, now: Instant) {
@@ -108,7 +102,7 @@ impl Outbox {
             (fact, entry)
         };
         self.facts = tell.into_iter().map(with_entry).collect();
-        before.retain(|fact, entry| fact.kind == Kind::Problem && entry.due.is_some_and(|due| due > now));
+        before.retain(|fact, entry| !fact.is_news && entry.due.is_some_and(|due| due > now));
         let mut dues: Vec<_> = before.values().map(|entry| entry.due).collect();
         if let Some(surplus) = dues.len().checked_sub(MOST_FORMER + 1) {
             // The Events that are due first are dropped first.
@@ -124,7 +118,7 @@ impl Outbox {
     /// The Event to post next, the kind of the post, and its time, if not at once. Namespaces that have rejected Events
     /// come last.
     pub(super) fn next(&self) -> Option<(Fact, Post, Option<Instant>)> {
-        let until = |of| self.pauses.get(&of).map(|pause| pause.until);
+        let until = |of| self.pauses.get(&of).map(|(_, until)| *until);
         let server = until(None);
         let candidates = self.facts.iter().map(|(fact, entry)| {
             let namespace = until(Some(fact.pod.namespace.clone()));
@@ -157,7 +151,7 @@ impl Outbox {
         }
         let Some(entry) = self.facts.get_mut(fact) else { return };
         if entry.post == Post::Create {
-            if fact.kind == Kind::News {
+            if fact.is_news {
                 self.news.get_or_insert(Pace::new(NEWS_PACE, NEWS_BURST)).take(now);
             }
             let of_pod = self.paces.entry(fact.pod.uid.clone());
@@ -176,13 +170,13 @@ impl Outbox {
 
     /// The time at which the new Event may be posted, for the pod and for the node, if not at once.
     fn pace(&self, fact: &Fact) -> Option<Instant> {
-        let news = self.news.filter(|_| fact.kind == Kind::News).and_then(|pace| pace.next());
+        let news = self.news.filter(|_| fact.is_news).and_then(|pace| pace.next());
         self.paces.get(&fact.pod.uid).and_then(Pace::next).max(news)
     }
 
     fn pause(&mut self, of: Option<String>, now: Instant) {
-        let length = self.pauses.get(&of).map_or(PAUSE.0, |pause| (pause.length * 2).min(PAUSE.1));
-        self.pauses.insert(of, Pause { length, until: now + length });
+        let (backoff, until) = self.pauses.entry(of).or_insert((Backoff::new(PAUSE.0, PAUSE.1), now));
+        *until = now + backoff.pause();
     }
 }
 

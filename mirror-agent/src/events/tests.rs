@@ -94,7 +94,7 @@ fn a_pod_with_many_devices_is_told_of_some() {
 fn the_same_is_told_under_the_same_name_by_every_version_of_the_agent() {
     let fact = |pod: &str, note: &str| Fact {
         pod: pod_id(pod),
-        kind: Kind::Problem,
+        is_news: false,
         reason: "BadSetting",
         note: note.into(),
     };
@@ -108,7 +108,7 @@ fn the_same_is_told_under_the_same_name_by_every_version_of_the_agent() {
 #[test]
 fn a_long_note_is_cut_between_characters() {
     let cut = |note: String| {
-        let fact = Fact { pod: pod_id("a"), kind: Kind::Problem, reason: "BadSetting", note };
+        let fact = Fact { pod: pod_id("a"), is_news: false, reason: "BadSetting", note };
         fact.message().event(Reporter { controller: CONTROLLER, instance: "one" }).note.unwrap()
     };
     assert_eq!(cut(format!("{}é", "x".repeat(1023))), "x".repeat(1023));

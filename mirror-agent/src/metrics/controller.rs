@@ -16,6 +16,7 @@ pub struct ControllerMetrics {
     writes: IntCounterVec,
     failures: IntCounterVec,
     watch_restarts: IntCounterVec,
+    request_errors: IntCounterVec,
 }
 
 impl ControllerMetrics {
@@ -37,6 +38,8 @@ impl ControllerMetrics {
             "Time to compute and write the status of an object, also if the write failed.",
         )?;
         registry.register(Box::new(reconcile.clone()))?;
+        let request_errors = super::request_errors()?;
+        super::register(&registry, &request_errors)?;
         Ok(Self {
             leads: gauge(
                 "podmirror_controller_is_leader",
@@ -67,6 +70,7 @@ impl ControllerMetrics {
                 "Restarts of a watch of the Kubernetes API after a failure.",
                 "watch",
             )?,
+            request_errors,
             registry,
         })
     }
@@ -108,6 +112,11 @@ impl ControllerMetrics {
     /// Counts a restart of a watch of these objects.
     pub(crate) fn watch_restart(&self, objects: &str) {
         self.watch_restarts.with_label_values(&[objects]).inc();
+    }
+
+    /// The function that counts a failed request to the Kubernetes API, by the status code of its answer.
+    pub(crate) fn request_failed(&self) -> impl Fn(Option<u16>) + Clone + Send + Sync + use<> {
+        super::request_failed(&self.request_errors)
     }
 
     /// Returns the text of all metrics.

@@ -1,8 +1,9 @@
 //! The metrics of the maps: packets, targets, and the use of tables and rings.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use mirror_common::verdict::{Direction, Misfit};
+use mirror_core::destination::Destination;
 use prometheus::{IntCounter, IntCounterVec, IntGaugeVec, Opts, Registry};
 
 use super::{gauge, register};
@@ -36,6 +37,22 @@ fn misfit_counters(misfit: Misfit) -> prometheus::Result<[IntCounterVec; 2]> {
         IntCounterVec::new(Opts::new(name, help), copy_labels())
     };
     Ok([counters("packets", copies)?, counters("bytes", bytes)?])
+}
+
+/// The UIDs of the pods that have a session, captures left out.
+pub(super) fn mirrored(taps: &[TapReadout]) -> BTreeSet<&str> {
+    let has_mirror = |tap: &&TapReadout| tap.sessions.iter().any(|session| !session.mirror.0.is_capture());
+    taps.iter().filter(has_mirror).filter_map(|tap| Some(tap.owner.pod.as_ref()?.uid.as_str())).collect()
+}
+
+/// The type of a target: the name of its field in a MirrorTarget.
+const fn type_of(destination: &Destination) -> &'static str {
+    match destination {
+        Destination::Device(_) => "device",
+        Destination::Pod(_) => "pod",
+        Destination::Tunnel(tunnel) => tunnel.kind.name(),
+        Destination::Stream => "stream",
+    }
 }
 
 /// Registers the values from the maps. `drops`: the packets dropped by the targets' devices, by device name.
@@ -125,7 +142,7 @@ pub(super) fn register_state(
     register(registry, &info)?;
     let up = IntGaugeVec::new(
         Opts::new("podmirror_target_up", "1 if a device, pod or tunnel accepts copies, else 0."),
-        &["target", "destination"],
+        &["target", "destination", "type"],
     )?;
     let readers = IntGaugeVec::new(
         Opts::new("podmirror_stream_readers", "Programs that read a stream: 0 or 1."),
@@ -144,19 +161,21 @@ pub(super) fn register_state(
             readers.with_label_values(&[name]).set(target.is_up().into());
             continue;
         };
-        let labels = [name, &destination];
+        let labels = [name, &destination, type_of(target.destination())];
         up.with_label_values(&labels).set(target.is_up().into());
         if let Some(count) = drops.get(&device.device) {
-            dropped.with_label_values(&labels).inc_by(*count);
+            dropped.with_label_values(&labels[..2]).inc_by(*count);
         }
     }
     register(registry, &up)?;
     register(registry, &readers)?;
     register(registry, &dropped)?;
     let sessions = taps.iter().map(|tap| tap.sessions.len()).sum();
+    let inside = taps.iter().filter(|tap| tap.pod_side.is_some() || !tap.device.is_on_node()).count();
     let Capacity { taps, sessions: most_sessions, filters: most_filters, instructions: _ } = *capacity;
     for (name, help, value) in [
         ("podmirror_taps_max", "Taps that this node can have.", taps),
+        ("podmirror_pod_side_taps", "Taps with a hook inside the pod, captures included.", inside),
         ("podmirror_sessions", "Sessions of all taps, captures included.", sessions),
         ("podmirror_sessions_max", "Sessions that this node can have.", most_sessions),
         ("podmirror_filters", "Different filters of all sessions.", *filters),

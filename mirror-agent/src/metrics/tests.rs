@@ -3,15 +3,18 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use mirror_common::verdict::{Misfit, Verdict};
-use mirror_core::coverage::{Doubt, State, Way};
+use mirror_core::{
+    coverage::{Doubt, State, Way},
+    destination::Destination,
+};
 use tokio::time::Instant;
 
 use super::*;
 use crate::{
     dataplane::readout::{Count, MisfitCount, Readout, RingFill, SessionReadout, TapReadout},
     model::{
-        Capacity, Device, DeviceTarget, Directions, Ended, Hidden, IfIndex, MirrorId, Name, Origin, Owner,
-        Place, PodId, Program, Session, Target, TargetName,
+        Capacity, Device, DeviceTarget, Directions, Ended, Hidden, IfIndex, MirrorId, Name, NetnsId, Origin,
+        Owner, Place, PodId, Program, Session, Target, TargetName,
     },
     report::Judged,
     select::{BadAnnotation, Problem, Skipped, Why},
@@ -106,15 +109,51 @@ fn a_pod_and_its_successor_are_one_series_and_an_interface_has_no_pod() {
             format!("podmirror_packets_total{} 5", labels("", "", "default")),
             format!("podmirror_packets_total{} 1007", labels("shop", "web", "default")),
             format!("podmirror_packets_total{} 70", labels("shop", "web", "ids")),
+            "podmirror_pod_side_taps 0".into(),
             "podmirror_sessions 4".into(),
             "podmirror_sessions_max 1024".into(),
             "podmirror_stream_readers{target=\"live\"} 0".into(),
             "podmirror_taps_max 4096".into(),
             "podmirror_target_dropped_frames_total{destination=\"mirror0\",target=\"default\"} 5".into(),
-            "podmirror_target_up{destination=\"ids0\",target=\"ids\"} 0".into(),
-            "podmirror_target_up{destination=\"mirror0\",target=\"default\"} 1".into(),
+            "podmirror_target_up{destination=\"ids0\",target=\"ids\",type=\"device\"} 0".into(),
+            "podmirror_target_up{destination=\"mirror0\",target=\"default\",type=\"device\"} 1".into(),
         ]
     );
+}
+
+#[test]
+fn the_type_of_a_target_is_its_field_in_a_mirror_target() {
+    for (kind, destination) in [
+        ("device", "ids0"),
+        ("pod", "pod:security/suricata"),
+        ("vxlan", "vxlan:10.9.0.5:14789/vni=77"),
+        ("geneve", "geneve:10.9.0.5:6081/vni=77"),
+        ("gre", "gre:10.9.0.5/key=77"),
+        ("erspan", "erspan:10.9.0.5/session=77"),
+    ] {
+        let destination: Destination = destination.parse().unwrap();
+        let expected = format!(
+            "podmirror_target_up{{destination=\"{destination}\",target=\"default\",type=\"{kind}\"}} 0"
+        );
+        let target = Target::Device(DeviceTarget { destination, ..DeviceTarget::default() });
+        let readout = readout([(TargetName::default(), target)].into(), Vec::new());
+        let lines = lines(|registry| register_state(registry, &readout, &BTreeMap::new()).unwrap());
+        assert!(lines.contains(&expected), "{expected}: {lines:?}");
+    }
+}
+
+/// Of these taps, one is on the node side of a veth, one sees packets to its pod at the NIC, and one is at the NIC.
+#[test]
+fn taps_with_a_hook_inside_the_pod_are_counted() {
+    let nic = Device::in_pod(NetnsId { dev: 4, ino: 7 }, IfIndex(2));
+    let taps = vec![
+        tap(1, Some(pod("web", "a")), 1),
+        TapReadout { pod_side: Some(nic), ..tap(2, Some(pod("db", "b")), 1) },
+        TapReadout { device: nic, ..tap(3, Some(pod("dpdk", "c")), 1) },
+    ];
+    let readout = readout(BTreeMap::new(), taps);
+    let lines = lines(|registry| register_state(registry, &readout, &BTreeMap::new()).unwrap());
+    assert!(lines.contains(&"podmirror_pod_side_taps 2".to_owned()), "{lines:?}");
 }
 
 /// A pod and its successor can be in different networks for a moment. Two series with the labels of one NIC would break
@@ -144,8 +183,12 @@ fn a_nic_has_one_series_with_its_network() {
     );
 }
 
+/// `web` has a mirror at another NIC, and `db` only a capture.
 #[test]
-fn a_pod_with_two_skipped_nics_is_one_skipped_pod() {
+fn a_pod_with_two_skipped_nics_is_one_skipped_pod_and_one_with_a_mirror_is_mirrored_in_part() {
+    let mut captured = tap(2, Some(pod("db", "db")), 1);
+    captured.sessions[0].mirror = MirrorId(Name::of_capture(1));
+    let taps = [tap(1, Some(pod("web", "web")), 1), captured, tap(3, None, 1)];
     let skipped = |name, nic: Option<&str>, why| Skipped {
         pod: Some(pod(name, name)),
         nic: nic.map(str::to_owned),
@@ -175,12 +218,13 @@ fn a_pod_with_two_skipped_nics_is_one_skipped_pod() {
         ..Report::default()
     };
     assert_eq!(
-        lines(|registry| register_report(registry, &report, true).unwrap()),
+        lines(|registry| register_report(registry, &report, &mirrored(&taps), true).unwrap()),
         [
             "podmirror_bad_annotations 1",
             "podmirror_pending_failures 2",
-            "podmirror_pods_not_mirrored{reason=\"HostNetwork\"} 1",
-            "podmirror_pods_not_mirrored{reason=\"NoHostInterface\"} 2",
+            "podmirror_pods_not_mirrored{extent=\"part\",reason=\"NoHostInterface\"} 1",
+            "podmirror_pods_not_mirrored{extent=\"whole\",reason=\"HostNetwork\"} 1",
+            "podmirror_pods_not_mirrored{extent=\"whole\",reason=\"NoHostInterface\"} 1",
             "podmirror_taps 3",
             "podmirror_taps_desired 4",
         ]
@@ -207,7 +251,7 @@ fn each_direction_of_a_nic_has_one_series_with_its_coverage() {
     ] {
         let coverage = [(Device::on_node(IfIndex(1)), nic(state))].into();
         let report = Report { coverage, ..Report::default() };
-        let lines = lines(|registry| register_report(registry, &report, true).unwrap());
+        let lines = lines(|registry| register_report(registry, &report, &BTreeSet::new(), true).unwrap());
         let series: Vec<_> = lines.iter().filter(|line| line.starts_with("podmirror_nic_coverage")).collect();
         let expected = [("egress", "Covered"), ("ingress", name)].map(|(direction, state)| {
             format!(
@@ -242,7 +286,7 @@ fn without_names_the_nics_of_a_namespace_are_summed_up() {
     let report = Report { coverage, ..Report::default() };
     let lines = lines(|registry| {
         register_state(registry, &readout, &BTreeMap::new()).unwrap();
-        register_report(registry, &report, false).unwrap();
+        register_report(registry, &report, &BTreeSet::new(), false).unwrap();
     });
     let labels = "direction=\"egress\",mirror=\"default\",namespace=\"shop\",nic=\"\",pod=\"\",result=\"copied\",target=\"default\"";
     let of_nic = "direction=\"egress\",namespace=\"shop\",nic=\"\",pod=\"\"";
@@ -302,4 +346,40 @@ fn ops_are_counted_by_kind_and_only_attachments_that_succeed_are_timed() {
         })
     );
     assert_eq!((metrics.attach.get_sample_count(), metrics.attach.get_sample_sum()), (1, 0.003));
+}
+
+#[test]
+fn a_round_that_fails_is_not_the_last_successful_one() {
+    let metrics = LoopMetrics::new().unwrap();
+    let took = Duration::from_millis(3);
+    let now = || i64::try_from(SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs()).unwrap();
+    metrics.round(took, false);
+    assert_eq!(metrics.last_success.get(), 0);
+    let before = now();
+    metrics.round(took, true);
+    let at = metrics.last_success.get();
+    assert!((before..=now()).contains(&at), "{at}");
+    metrics.last_success.set(1);
+    metrics.round(took, false);
+    assert_eq!((metrics.last_success.get(), metrics.round.get_sample_count()), (1, 3));
+}
+
+#[test]
+fn requests_that_fail_are_counted_by_code_and_the_first_without_an_answer_begins_at_zero() {
+    let metrics = LoopMetrics::new().unwrap();
+    let counted = || lines(|registry| register(registry, &metrics.request_errors).unwrap());
+    assert_eq!(counted(), Vec::<String>::new(), "an agent without an API server has no series");
+    let failed = metrics.request_failed();
+    assert_eq!(counted(), ["podmirror_api_request_errors_total{code=\"none\"} 0"]);
+    for code in [Some(403), None, Some(409), Some(403)] {
+        failed(code);
+    }
+    assert_eq!(
+        counted(),
+        [
+            "podmirror_api_request_errors_total{code=\"403\"} 2",
+            "podmirror_api_request_errors_total{code=\"409\"} 1",
+            "podmirror_api_request_errors_total{code=\"none\"} 1",
+        ]
+    );
 }

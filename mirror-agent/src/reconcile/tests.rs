@@ -638,7 +638,7 @@ async fn a_pod_whose_process_is_not_there_yet_is_looked_for() {
         "with or without a path, but not in the node's network"
     );
     let looks = world.links.asked.len();
-    assert!((20..40).contains(&looks), "often, and then less and less: {looks}");
+    assert!((60..90).contains(&looks), "often, and then less and less: {looks}");
 
     world.links.links.pods.insert("uid-1".into(), inside);
     run_for(&mut world, Duration::from_millis(100)).await.unwrap();

@@ -24,15 +24,17 @@ const COMMENT: usize = 192;
 /// The interfaces so far.
 #[derive(Debug)]
 pub(super) struct Interfaces {
-    started_ns: u64,
+    /// The beginning of the recording, in ns since the epoch.
+    pub(super) started_ns: u64,
     writer: Writer,
     /// The section header, the beginning of every file.
-    header: Vec<u8>,
+    pub(super) header: Vec<u8>,
     /// By number, which is the order of the descriptions.
     described: BTreeMap<InterfaceId, Described>,
     /// Size of all descriptions in bytes.
     bytes: usize,
-    flaws: Flaws,
+    /// The sum of the flaws of all interfaces.
+    pub(super) flaws: Flaws,
     /// By text.
     filters: BTreeMap<String, Arc<Program>>,
     /// The interface of a session.
@@ -142,11 +144,6 @@ impl Interfaces {
         }
     }
 
-    /// The sum of the flaws of all interfaces.
-    pub(super) fn flaws(&self) -> Flaws {
-        self.flaws
-    }
-
     /// Removes ended sessions: their serials can be reused for others.
     pub(super) fn part_with(&mut self, is_gone: impl Fn(u32) -> bool) {
         self.places.retain(|serial, _| !is_gone(*serial));
@@ -165,19 +162,10 @@ impl Interfaces {
         self.described.iter().map(|(id, described)| (*id, described))
     }
 
-    /// The beginning of the recording, in ns since the epoch.
-    pub(super) fn started_ns(&self) -> u64 {
-        self.started_ns
-    }
-
-    pub(super) fn header(&self) -> &[u8] {
-        &self.header
-    }
-
     /// The section header and all descriptions.
     pub(super) fn preamble(&self) -> Vec<u8> {
         let blocks = self.described.values().map(|described| &described.block[..]);
-        std::iter::once(self.header()).chain(blocks).collect::<Vec<_>>().concat()
+        std::iter::once(&self.header[..]).chain(blocks).collect::<Vec<_>>().concat()
     }
 
     /// The statistics of all interfaces, for the end of a file. They count from the beginning of the recording.

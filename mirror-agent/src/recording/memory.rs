@@ -3,7 +3,9 @@
 //! The blocks are contiguous, without an index: each of them contains its length and its time. New blocks are appended
 //! at the back, and the oldest are removed at the front. [`store`](super::store) decides which, and calls this module.
 
-use std::collections::{TryReserveError, VecDeque};
+use std::{collections::VecDeque, iter};
+
+use anyhow::anyhow;
 
 /// Offsets in an enhanced packet block: length and interface (4 bytes each), and time (8).
 const LENGTH: usize = 4;
@@ -20,9 +22,11 @@ pub(super) struct Memory {
 impl Memory {
     /// Reserves `bytes` bytes. The kernel allocates pages on first use, so this costs little. Without it, a growing
     /// buffer would need half as much memory again while it is moved.
-    pub(super) fn with_room(bytes: u64) -> Result<Self, TryReserveError> {
+    pub(super) fn with_room(bytes: u64) -> anyhow::Result<Self> {
         let mut blocks = VecDeque::new();
-        blocks.try_reserve_exact(usize::try_from(bytes).unwrap_or(usize::MAX))?;
+        blocks
+            .try_reserve_exact(usize::try_from(bytes).unwrap_or(usize::MAX))
+            .map_err(|error| anyhow!("cannot get {bytes} bytes of memory for packets: {error}"))?;
         Ok(Self { blocks, packets: 0 })
     }
 
@@ -62,13 +66,7 @@ impl Memory {
 
     /// Returns each packet with the number of its interface.
     pub(super) fn each(&mut self) -> impl Iterator<Item = (u32, &[u8])> {
-        let mut rest = self.as_blocks();
-        std::iter::from_fn(move || {
-            let length = (number(rest, LENGTH)? as usize).clamp(1, rest.len());
-            let block;
-            (block, rest) = rest.split_at_checked(length)?;
-            Some((number(block, INTERFACE)?, block))
-        })
+        blocks(self.as_blocks()).filter_map(|block| Some((number(block, INTERFACE)?, block)))
     }
 
     /// Removes the oldest packet. The buffer must not be empty.
@@ -99,8 +97,18 @@ pub(super) fn time_bytes(time_ns: u64) -> [u8; 8] {
     time_ns.rotate_left(32).to_le_bytes()
 }
 
+/// Splits the blocks that are complete.
+pub(super) fn blocks(mut rest: &[u8]) -> impl Iterator<Item = &[u8]> {
+    iter::from_fn(move || {
+        let length = number(rest, LENGTH).filter(|length| *length > 0)? as usize;
+        let block;
+        (block, rest) = rest.split_at_checked(length)?;
+        Some(block)
+    })
+}
+
 /// Reads a 32-bit number of a block.
-fn number(block: &[u8], place: usize) -> Option<u32> {
+pub(super) fn number(block: &[u8], place: usize) -> Option<u32> {
     block.get(place..)?.first_chunk().copied().map(u32::from_le_bytes)
 }
 

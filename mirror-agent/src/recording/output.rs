@@ -5,7 +5,7 @@
 
 use std::{
     fs::{File, OpenOptions, Permissions},
-    io::{self, ErrorKind, Write as _},
+    io::{self, ErrorKind},
     os::{
         fd::{AsFd as _, BorrowedFd},
         unix::fs::{OpenOptionsExt as _, PermissionsExt as _},
@@ -14,7 +14,13 @@ use std::{
     time::Duration,
 };
 
-use super::{Destination, PACKET, Progress, RecordingError, pipe};
+use anyhow::anyhow;
+
+use super::{
+    PACKET, Progress,
+    memory::{blocks, number},
+    pipe,
+};
 
 /// Packets are confidential: only the owner may read the files.
 const MODE: u32 = 0o600;
@@ -25,15 +31,13 @@ const MOST_PENDING: usize = 64 << 10;
 const PATIENCE: Duration = Duration::from_secs(5);
 /// The name of standard output in messages.
 const STDOUT: &str = "standard output";
-/// Offset of the length in a block (4 bytes).
-const LENGTH: usize = 4;
 
 /// An output file, which is open or closed. It is empty at first.
 #[derive(Debug)]
 pub(super) struct Output {
     file: File,
     /// `None`: standard output.
-    path: Option<PathBuf>,
+    pub(super) path: Option<PathBuf>,
     /// Blocks that are not written yet.
     pending: Vec<u8>,
     /// Bytes written to the file. `None`: it may have had contents before, or it is a pipe.
@@ -42,25 +46,21 @@ pub(super) struct Output {
     pipe: Option<Duration>,
     is_open: bool,
     /// A write has failed in part.
-    has_failed: bool,
+    pub(super) has_failed: bool,
     /// Packets that were appended and are not in the file, because a write failed.
-    unwritten: u64,
+    pub(super) unwritten: u64,
 }
 
 impl Output {
-    /// Opens standard output, or replaces a file.
-    pub(super) fn open(destination: Destination) -> Result<Self, RecordingError> {
-        match destination {
-            Destination::Stdout => {
-                // Rust's own buffer is bypassed: it splits the bytes at newlines.
-                let file = io::stdout().as_fd().try_clone_to_owned();
-                let output = file.and_then(|file| Self::new(file.into(), None, None));
-                output.map_err(|error| RecordingError::Write { place: STDOUT.to_owned(), error })
-            }
-            Destination::File(path) => {
-                Self::replace(&path).map_err(|error| RecordingError::Create { path, error })
-            }
-        }
+    /// Replaces the file with this path, or opens standard output (`None`).
+    pub(super) fn open(path: Option<PathBuf>) -> anyhow::Result<Self> {
+        let Some(path) = path else {
+            // Rust's own buffer is bypassed: it splits the bytes at newlines.
+            let file = io::stdout().as_fd().try_clone_to_owned();
+            let output = file.and_then(|file| Self::new(file.into(), None, None));
+            return output.map_err(|error| anyhow!("cannot write to {STDOUT}: {error}"));
+        };
+        Self::replace(&path).map_err(|error| anyhow!("cannot create {}: {error}", path.display()))
     }
 
     /// Opens a file and truncates it. Pipes and devices stay what they are.
@@ -95,21 +95,6 @@ impl Output {
         })
     }
 
-    /// Its path. `None`: standard output.
-    pub(super) fn path(&self) -> Option<&Path> {
-        self.path.as_deref()
-    }
-
-    /// Whether a write has failed in part.
-    pub(super) fn has_failed(&self) -> bool {
-        self.has_failed
-    }
-
-    /// Packets that were appended and are not in the file, because a write failed.
-    pub(super) fn unwritten(&self) -> u64 {
-        self.unwritten
-    }
-
     /// The pipe or socket of the output, to wait until it is writable.
     pub(super) fn pipe(&self) -> Option<BorrowedFd<'_>> {
         self.pipe.map(|_| self.file.as_fd())
@@ -133,7 +118,7 @@ impl Output {
 
     /// Appends blocks. They are written when the buffer is full. [`Progress::Complete`]: they were not accepted,
     /// because the file is closed or its reader closed the pipe.
-    pub(super) fn append(&mut self, blocks: &[u8]) -> Result<Progress, RecordingError> {
+    pub(super) fn append(&mut self, blocks: &[u8]) -> anyhow::Result<Progress> {
         if !self.is_open {
             return Ok(Progress::Complete);
         }
@@ -150,7 +135,7 @@ impl Output {
     }
 
     /// Writes the buffer, or as much of it as the reader of a pipe accepts. Detects that this reader closed the pipe.
-    pub(super) fn flush(&mut self) -> Result<Progress, RecordingError> {
+    pub(super) fn flush(&mut self) -> anyhow::Result<Progress> {
         let mut pending = std::mem::take(&mut self.pending);
         let outcome = self.write_some(&pending);
         let count = outcome.as_ref().map_or(pending.len(), |count| *count);
@@ -160,7 +145,7 @@ impl Output {
     }
 
     /// Writes these blocks at once. The buffer must be empty, and a pipe must [wait](Self::wait_for_reader).
-    pub(super) fn write(&mut self, blocks: &[u8]) -> Result<Progress, RecordingError> {
+    pub(super) fn write(&mut self, blocks: &[u8]) -> anyhow::Result<Progress> {
         self.write_some(blocks).map(|_| self.progress())
     }
 
@@ -169,18 +154,14 @@ impl Output {
     }
 
     /// Writes these bytes. Returns how many are done: fewer than all only if the reader of a pipe accepts no more now.
-    fn write_some(&mut self, blocks: &[u8]) -> Result<usize, RecordingError> {
+    fn write_some(&mut self, bytes: &[u8]) -> anyhow::Result<usize> {
         if !self.is_open {
-            return Ok(blocks.len());
+            return Ok(bytes.len());
         }
-        let written = match self.pipe {
-            Some(patience) => pipe::write(&mut self.file, blocks, patience),
-            None => write_all(&mut self.file, blocks),
-        };
-        let (count, error) = match written {
+        let (count, error) = match pipe::write(&mut self.file, bytes, self.pipe) {
             Ok(()) => {
-                self.written = self.written.map(|written| written + blocks.len() as u64);
-                return Ok(blocks.len());
+                self.written = self.written.map(|written| written + bytes.len() as u64);
+                return Ok(bytes.len());
             }
             Err((count, error))
                 if error.kind() == ErrorKind::WouldBlock && self.pipe == Some(Duration::ZERO) =>
@@ -190,23 +171,23 @@ impl Output {
             Err(failed) => failed,
         };
         (self.is_open, self.has_failed) = (false, true);
-        let whole = whole_blocks(blocks, count);
-        self.unwritten += packets_in(blocks.get(whole..).unwrap_or_default());
+        let whole: usize = blocks(bytes.get(..count).unwrap_or(bytes)).map(<[u8]>::len).sum();
+        self.unwritten += packets_in(bytes.get(whole..).unwrap_or_default());
         let error = match error.kind() {
             // The reader closed the pipe early, as in `| head`.
-            ErrorKind::BrokenPipe => return Ok(blocks.len()),
+            ErrorKind::BrokenPipe => return Ok(bytes.len()),
             ErrorKind::WouldBlock => {
                 io::Error::other(format!("its reader has taken nothing for {} s", PATIENCE.as_secs()))
             }
             _ => error,
         };
         self.cut(whole);
-        let place = self.path().map_or(STDOUT.to_owned(), |path| path.display().to_string());
-        Err(RecordingError::Write { place, error })
+        let place = self.path.as_ref().map_or(STDOUT.to_owned(), |path| path.display().to_string());
+        Err(anyhow!("cannot write to {place}: {error}"))
     }
 
     /// Writes the buffer. Nothing can be appended after this.
-    pub(super) fn close(&mut self) -> Result<(), RecordingError> {
+    pub(super) fn close(&mut self) -> anyhow::Result<()> {
         let flushed = self.flush();
         self.is_open = false;
         flushed.map(|_| ())
@@ -221,40 +202,7 @@ impl Output {
     }
 }
 
-/// Writes all bytes. An error comes with the number of bytes that were written before it.
-fn write_all(file: &mut File, bytes: &[u8]) -> Result<(), (usize, io::Error)> {
-    let mut count = 0;
-    while let Some(rest) = bytes.get(count..).filter(|rest| !rest.is_empty()) {
-        match file.write(rest) {
-            Ok(0) => return Err((count, ErrorKind::WriteZero.into())),
-            Ok(more) => count += more,
-            Err(error) if error.kind() == ErrorKind::Interrupted => {}
-            Err(error) => return Err((count, error)),
-        }
-    }
-    Ok(())
-}
-
 /// The number of packets among these blocks.
-fn packets_in(mut blocks: &[u8]) -> u64 {
-    let mut packets = 0;
-    while let Some(([kind, length], _)) = blocks.as_chunks::<4>().0.split_first_chunk::<2>() {
-        packets += u64::from(u32::from_le_bytes(*kind) == PACKET);
-        let length = (u32::from_le_bytes(*length) as usize).max(8);
-        blocks = blocks.get(length..).unwrap_or_default();
-    }
-    packets
-}
-
-/// The total length of the blocks that are complete within the first `count` bytes.
-fn whole_blocks(blocks: &[u8], count: usize) -> usize {
-    let mut whole = 0;
-    while let Some(length) = blocks.get(whole + LENGTH..).and_then(<[u8]>::first_chunk) {
-        let length = u32::from_le_bytes(*length) as usize;
-        if length == 0 || whole + length > count {
-            break;
-        }
-        whole += length;
-    }
-    whole
+fn packets_in(bytes: &[u8]) -> u64 {
+    blocks(bytes).filter(|block| number(block, 0) == Some(PACKET)).count() as u64
 }

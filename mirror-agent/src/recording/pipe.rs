@@ -25,22 +25,28 @@ pub(super) fn is_pipe(file: &File) -> io::Result<bool> {
     Ok(kind.is_fifo() || kind.is_socket())
 }
 
-/// Writes bytes. Each time the reader accepts nothing, waits up to `patience` for it. An error comes with the number of
-/// bytes written before it: [`ErrorKind::WouldBlock`] after `patience`, [`ErrorKind::BrokenPipe`] if the reader closed
-/// the pipe, which is detected even if there are no bytes to write.
-pub(super) fn write(pipe: &mut File, bytes: &[u8], patience: Duration) -> Result<(), (usize, io::Error)> {
+/// Writes bytes to a file, or to a pipe, which has a `patience`: each time its reader accepts nothing, waits up to that
+/// long for it. An error comes with the number of bytes written before it: [`ErrorKind::WouldBlock`] after `patience`,
+/// [`ErrorKind::BrokenPipe`] if the reader closed the pipe, which is detected even if there are no bytes to write.
+pub(super) fn write(
+    file: &mut File,
+    bytes: &[u8],
+    patience: Option<Duration>,
+) -> Result<(), (usize, io::Error)> {
+    let most = if patience.is_some() { MOST_AT_ONCE } else { usize::MAX };
     let mut count = 0;
     loop {
         let rest = bytes.get(count..).unwrap_or_default();
-        let patience = if rest.is_empty() { Duration::ZERO } else { patience };
-        let is_ready = wait(pipe, patience).map_err(|error| (count, error))?;
+        if let Some(patience) = patience {
+            let patience = if rest.is_empty() { Duration::ZERO } else { patience };
+            if !wait(file, patience).map_err(|error| (count, error))? && !rest.is_empty() {
+                return Err((count, ErrorKind::WouldBlock.into()));
+            }
+        }
         if rest.is_empty() {
             return Ok(());
         }
-        if !is_ready {
-            return Err((count, ErrorKind::WouldBlock.into()));
-        }
-        match pipe.write(rest.get(..MOST_AT_ONCE).unwrap_or(rest)) {
+        match file.write(rest.get(..most).unwrap_or(rest)) {
             Ok(0) => return Err((count, ErrorKind::WriteZero.into())),
             Ok(more) => count += more,
             Err(error) if error.kind() == ErrorKind::Interrupted => {}

@@ -10,9 +10,9 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use super::{
-    Progress, RecordingError, interfaces::Interfaces, names::Names, output::Output, store::Finished,
-};
+use anyhow::bail;
+
+use super::{Progress, Summary, interfaces::Interfaces, names::Names, output::Output};
 
 /// Maximum number of existing names to skip. Only another recording that began a file within the same second can have
 /// created them.
@@ -31,15 +31,8 @@ pub(super) struct Rotation {
     output: Output,
     /// Bytes of the packets in the current file.
     packet_bytes: u64,
-    /// All kept files, the current one last.
-    files: VecDeque<Numbered>,
-}
-
-/// A kept file.
-#[derive(Debug)]
-struct Numbered {
-    path: PathBuf,
-    packets: u64,
+    /// All kept files and their numbers of packets, the current one last.
+    files: VecDeque<(PathBuf, u64)>,
 }
 
 impl Rotation {
@@ -49,12 +42,12 @@ impl Rotation {
         bytes: u64,
         files: u32,
         interfaces: &Interfaces,
-    ) -> Result<Self, RecordingError> {
-        let names = Names::of(path).ok_or(RecordingError::NoName)?;
-        let (number, path, mut output) = create(&names, 0, interfaces.started_ns())?;
+    ) -> anyhow::Result<Self> {
+        let names = Names::of(path)?;
+        let (number, path, mut output) = create(&names, 0, interfaces.started_ns)?;
         output.append(&interfaces.preamble())?;
         let most_files = usize::try_from(files).unwrap_or(usize::MAX).max(1);
-        let files = [Numbered { path, packets: 0 }].into();
+        let files = [(path, 0)].into();
         Ok(Self { names, bytes, most_files, number, output, packet_bytes: 0, files })
     }
 
@@ -69,7 +62,7 @@ impl Rotation {
         block: &[u8],
         time_ns: u64,
         interfaces: &Interfaces,
-    ) -> Result<Progress, RecordingError> {
+    ) -> anyhow::Result<Progress> {
         let length = block.len() as u64;
         if self.packet_bytes > 0 && interfaces.file_bytes() + self.packet_bytes + length > self.bytes {
             self.next(time_ns, interfaces)?;
@@ -77,8 +70,8 @@ impl Rotation {
         let progress = self.output.append(block)?;
         if progress == Progress::GoesOn {
             self.packet_bytes += length;
-            if let Some(current) = self.files.back_mut() {
-                current.packets += 1;
+            if let Some((_, packets)) = self.files.back_mut() {
+                *packets += 1;
             }
         }
         Ok(progress)
@@ -90,71 +83,73 @@ impl Rotation {
         interfaces: &Interfaces,
         packets: u64,
         ended_ns: u64,
-    ) -> Result<Finished, RecordingError> {
+    ) -> anyhow::Result<Summary> {
         let ended = self.end_file(interfaces, ended_ns);
-        let unwritten = self.output.unwritten();
+        let unwritten = self.output.unwritten;
         self.leave_out(unwritten)?;
         ended?;
-        Ok(Finished {
+        Ok(Summary {
             packets: packets.saturating_sub(unwritten),
-            kept: self.files.iter().map(|file| file.packets).sum(),
-            files: self.files.into_iter().map(|file| file.path).collect(),
+            kept: self.files.iter().map(|(_, packets)| packets).sum(),
+            files: self.files.into_iter().map(|(path, _)| path).collect(),
+            ..Summary::default()
         })
     }
 
     /// Subtracts packets that the current file did not accept, and removes the file if it has no others.
-    fn leave_out(&mut self, unwritten: u64) -> Result<(), RecordingError> {
-        let Some(current) = self.files.back_mut().filter(|_| self.output.has_failed()) else { return Ok(()) };
-        current.packets = current.packets.saturating_sub(unwritten);
-        if current.packets > 0 || self.files.len() == 1 {
+    fn leave_out(&mut self, unwritten: u64) -> anyhow::Result<()> {
+        let Some((_, packets)) = self.files.back_mut().filter(|_| self.output.has_failed) else {
+            return Ok(());
+        };
+        *packets = packets.saturating_sub(unwritten);
+        if *packets > 0 || self.files.len() == 1 {
             return Ok(());
         }
-        self.files.pop_back().map_or(Ok(()), |empty| remove(empty.path))
+        self.files.pop_back().map_or(Ok(()), |(empty, _)| remove(&empty))
     }
 
     /// Ends the current file, and begins the next one. The oldest file is removed first, so that the configured number
     /// of files is never exceeded.
-    fn next(&mut self, time_ns: u64, interfaces: &Interfaces) -> Result<(), RecordingError> {
+    fn next(&mut self, time_ns: u64, interfaces: &Interfaces) -> anyhow::Result<()> {
         self.end_file(interfaces, time_ns)?;
         if self.files.len() >= self.most_files
-            && let Some(oldest) = self.files.pop_front()
+            && let Some((oldest, _)) = self.files.pop_front()
         {
-            remove(oldest.path)?;
+            remove(&oldest)?;
         }
         let (number, path, output) = create(&self.names, self.number, time_ns)?;
         (self.number, self.output, self.packet_bytes) = (number, output, 0);
-        self.files.push_back(Numbered { path, packets: 0 });
+        self.files.push_back((path, 0));
         self.output.append(&interfaces.preamble())?;
         Ok(())
     }
 
-    fn end_file(&mut self, interfaces: &Interfaces, ended_ns: u64) -> Result<(), RecordingError> {
+    fn end_file(&mut self, interfaces: &Interfaces, ended_ns: u64) -> anyhow::Result<()> {
         self.output.append(&interfaces.statistics(ended_ns))?;
         self.output.close()
     }
 }
 
 /// Creates the file with the next free number after this one.
-pub(super) fn create(
-    names: &Names,
-    number: u64,
-    begins_ns: u64,
-) -> Result<(u64, PathBuf, Output), RecordingError> {
+pub(super) fn create(names: &Names, number: u64, begins_ns: u64) -> anyhow::Result<(u64, PathBuf, Output)> {
     let mut next = number + 1;
     loop {
         let path = names.path(next, begins_ns);
         match Output::create(&path) {
             Ok(output) => return Ok((next, path, output)),
             Err(error) if error.kind() == ErrorKind::AlreadyExists && next - number < ATTEMPTS => next += 1,
-            Err(error) => return Err(RecordingError::Create { path, error }),
+            Err(error) => bail!("cannot create {}: {error}", path.display()),
         }
     }
 }
 
-/// Removes a file. It is not an error if the user has moved it away.
-fn remove(path: PathBuf) -> Result<(), RecordingError> {
-    match fs::remove_file(&path) {
-        Err(error) if error.kind() != ErrorKind::NotFound => Err(RecordingError::Remove { path, error }),
+/// Removes a file. It is not an error if the user has moved it away. After another error, to continue would fill up the
+/// disk.
+fn remove(path: &Path) -> anyhow::Result<()> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != ErrorKind::NotFound => {
+            bail!("cannot remove {}, the oldest file: {error}", path.display())
+        }
         _ => Ok(()),
     }
 }

@@ -2,16 +2,20 @@
 //!
 //! A snapshot contains only the requested interfaces. So their numbers in the file differ from those in memory.
 
-use std::{collections::BTreeMap, ops::RangeInclusive, path::PathBuf};
+use std::{
+    collections::BTreeMap,
+    ops::RangeInclusive,
+    path::{Path, PathBuf},
+};
 
 use mirror_capture::pcapng::InterfaceId;
 use mirror_core::filter::Program;
 use serde::{Deserialize, Serialize};
 
 use super::{
-    Clock, Recorder, RecordingError, SOME_INTERFACES,
+    Clock, Recorder, SOME_INTERFACES,
     interfaces::Interfaces,
-    memory::{INTERFACE, Memory, TIME, time_bytes, time_of},
+    memory::{INTERFACE, Memory, TIME, number, time_bytes, time_of},
     names::Names,
     rotation,
 };
@@ -42,9 +46,8 @@ impl Excerpt<'_> {
     fn has(&self, block: &[u8], times: &RangeInclusive<u64>) -> bool {
         let time = block.get(TIME..).and_then(<[u8]>::first_chunk);
         let matches = |filter: &Program| {
-            let number = |place| Some(u32::from_le_bytes(*block.get(place..)?.first_chunk()?));
-            let bytes = number(LEN - 4).and_then(|bytes| block.get(BYTES..BYTES + bytes as usize));
-            bytes.zip(number(LEN)).is_some_and(|(bytes, len)| filter.matches(bytes, len))
+            let bytes = number(block, LEN - 4).and_then(|bytes| block.get(BYTES..BYTES + bytes as usize));
+            bytes.zip(number(block, LEN)).is_some_and(|(bytes, len)| filter.matches(bytes, len))
         };
         time.is_some_and(|time| times.contains(&time_of(*time))) && self.filter.is_none_or(matches)
     }
@@ -78,7 +81,7 @@ impl Recorder {
     pub fn part_with(&mut self, is_gone: impl Fn(u32) -> bool) {
         self.interfaces.part_with(is_gone);
         if self.interfaces.described().len() > self.most_interfaces
-            && let Some((memory, _)) = self.store.newest()
+            && let Some((memory, ..)) = self.store.newest()
         {
             self.interfaces.forget_unused(&memory.each().map(|(interface, _)| interface).collect());
             // So the scan of all packets is repeated only after many new interfaces.
@@ -91,7 +94,7 @@ impl Recorder {
     /// newest packets.
     pub fn snapshot(&mut self, excerpt: &Excerpt<'_>, now: Clock) -> Option<Snapshot> {
         let reach_ns = self.reach_ns(now.monotonic_ns)?;
-        let (memory, _) = self.store.newest()?;
+        let (memory, ..) = self.store.newest()?;
         let now_ns = self.started.wall_at(now.monotonic_ns);
         let late_ns = now.wall_ns.wrapping_sub(now_ns) as i64;
         let late_ns = if late_ns.unsigned_abs() < STEP_NS { 0 } else { late_ns };
@@ -104,13 +107,14 @@ impl Recorder {
 
     /// Returns how full the memory for the newest packets is; `None`: the recording does not keep these.
     pub fn fill(&mut self, now: Clock) -> Option<Fill> {
-        let (used, size) = self.store.use_of_memory()?;
+        let (memory, _, size) = self.store.newest()?;
+        let used = memory.len();
         Some(Fill { used, size, oldest_ns: now.wall_ns.saturating_sub(self.reach_ns(now.monotonic_ns)?) })
     }
 
     /// The age of the oldest packet that the recording can still have, in ns.
     fn reach_ns(&mut self, now_ns: u64) -> Option<u64> {
-        let (memory, _) = self.store.newest()?;
+        let (memory, ..) = self.store.newest()?;
         let oldest_ns = match memory.packets() < self.packets {
             true => memory.oldest_time_ns(),
             false => self.started.wall_ns,
@@ -121,10 +125,10 @@ impl Recorder {
     /// Writes the newest packets to a new file in the directory of the recording's file, with a number and the time in
     /// its name as in a rotation; the recording continues. `now_ns` is on `CLOCK_MONOTONIC`. Returns the path of the
     /// file, and its number of packets. `None`: the recording does not keep the newest packets.
-    pub fn save(&mut self, now_ns: u64) -> Result<Option<(PathBuf, u64)>, RecordingError> {
+    pub fn save(&mut self, now_ns: u64) -> anyhow::Result<Option<(PathBuf, u64)>> {
         let now = Clock { wall_ns: self.started.wall_at(now_ns), monotonic_ns: now_ns };
-        let Some((_, output)) = self.store.newest() else { return Ok(None) };
-        let names = output.path().and_then(Names::of).ok_or(RecordingError::NoName)?;
+        let Some((_, output, _)) = self.store.newest() else { return Ok(None) };
+        let names = Names::of(output.path.as_deref().unwrap_or(Path::new("")))?;
         let Some(Snapshot { bytes, packets, .. }) = self.snapshot(&Excerpt::ALL, now) else {
             return Ok(None);
         };
@@ -149,11 +153,11 @@ impl Snapshot {
     ) -> Self {
         let wanted = interfaces.described().filter(|(_, described)| (excerpt.is_wanted)(&described.name));
         let mut places = BTreeMap::new();
-        let (mut bytes, mut statistics) = (interfaces.header().to_vec(), Vec::new());
+        let (mut bytes, mut statistics) = (interfaces.header.clone(), Vec::new());
         for ((id, described), place) in wanted.zip(0..) {
             places.insert(id.number(), (place, described.name.as_str()));
             bytes.extend_from_slice(&described.block);
-            let begun_ns = interfaces.started_ns().saturating_add_signed(late_ns);
+            let begun_ns = interfaces.started_ns.saturating_add_signed(late_ns);
             described.count(InterfaceId::at(place), begun_ns, now_ns, &mut statistics);
         }
         let has =

@@ -2,11 +2,11 @@
 //!
 //! Called by [`recording`](super). It does not interpret the contents of a block.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use super::{
-    Bound, Destination, Kept, Progress, RecordingError, interfaces::Interfaces, memory::Memory,
-    output::Output, rotation::Rotation,
+    Bound, Kept, Progress, Summary, interfaces::Interfaces, memory::Memory, output::Output,
+    rotation::Rotation,
 };
 
 /// Maximum size of a file of [`Bound::Time`], which has no bound in bytes: a quarter of the memory limit of the agent's
@@ -21,64 +21,47 @@ pub(super) enum Store {
     /// [`Kept::First`].
     First { output: Output, memory: Memory, bytes: u64 },
     /// [`Kept::Last`].
-    Last { output: Output, memory: Memory, bytes: u64, newest: Newest },
+    Last {
+        output: Output,
+        memory: Memory,
+        bytes: u64,
+        /// The highest timestamp of a packet so far, in ns since the epoch.
+        newest_ns: u64,
+        /// The maximum age of a packet, relative to it.
+        span_ns: u64,
+    },
     /// [`Kept::Files`].
     Files(Rotation),
 }
 
-/// The result of a recording.
-#[derive(Debug)]
-pub(super) struct Finished {
-    /// Recorded packets, without those that a full disk did not accept.
-    pub(super) packets: u64,
-    /// Recorded packets that are in the files.
-    pub(super) kept: u64,
-    /// The files, the oldest first.
-    pub(super) files: Vec<PathBuf>,
-}
-
-/// The age limit of packets.
-#[derive(Debug)]
-pub(super) struct Newest {
-    /// The highest timestamp of a packet so far, in ns since the epoch.
-    time_ns: u64,
-    /// The maximum age of a packet, relative to it.
-    span_ns: u64,
-}
-
 impl Store {
-    /// Opens the file, and allocates the memory.
-    pub(super) fn begin(
-        destination: Destination,
-        kept: Kept,
-        interfaces: &Interfaces,
-    ) -> Result<Self, RecordingError> {
-        match (kept, destination) {
-            (Kept::All, destination) => {
-                let mut output = Output::open(destination)?;
+    /// Opens the file, or standard output without one, and allocates the memory.
+    pub(super) fn begin(file: Option<PathBuf>, kept: Kept, interfaces: &Interfaces) -> anyhow::Result<Self> {
+        match kept {
+            Kept::All => {
+                let mut output = Output::open(file)?;
                 output.append(&interfaces.preamble())?;
                 Ok(Self::All(output))
             }
-            (Kept::First { bytes }, destination) => {
-                Ok(Self::First { memory: memory(bytes)?, output: Output::open(destination)?, bytes })
+            Kept::First { bytes } => {
+                Ok(Self::First { memory: Memory::with_room(bytes)?, output: Output::open(file)?, bytes })
             }
-            (Kept::Last(bound), destination) => {
+            Kept::Last(bound) => {
                 let (bytes, span_ns) = match bound {
                     Bound::Bytes(bytes) => (bytes, u64::MAX),
                     Bound::Time(span) => (MAX_TIME_BYTES, u64::try_from(span.as_nanos()).unwrap_or(u64::MAX)),
                 };
-                let newest = Newest { time_ns: 0, span_ns };
-                Ok(Self::Last { memory: memory(bytes)?, output: Output::open(destination)?, bytes, newest })
+                let (memory, output) = (Memory::with_room(bytes)?, Output::open(file)?);
+                Ok(Self::Last { output, memory, bytes, newest_ns: 0, span_ns })
             }
-            (Kept::Files { bytes, files }, Destination::File(path)) => {
-                Ok(Self::Files(Rotation::begin(&path, bytes, files, interfaces)?))
+            Kept::Files { bytes, files } => {
+                Ok(Self::Files(Rotation::begin(&file.unwrap_or_default(), bytes, files, interfaces)?))
             }
-            (Kept::Files { .. }, Destination::Stdout) => Err(RecordingError::NoName),
         }
     }
 
     /// Appends the description of an interface to the current file, if its beginning was written already.
-    pub(super) fn describe(&mut self, description: &[u8]) -> Result<Progress, RecordingError> {
+    pub(super) fn describe(&mut self, description: &[u8]) -> anyhow::Result<Progress> {
         match self {
             Self::All(output) => output.append(description),
             Self::First { .. } | Self::Last { .. } => Ok(Progress::GoesOn),
@@ -92,7 +75,7 @@ impl Store {
         block: &[u8],
         time_ns: u64,
         interfaces: &Interfaces,
-    ) -> Result<Progress, RecordingError> {
+    ) -> anyhow::Result<Progress> {
         let length = interfaces.file_bytes() + block.len() as u64;
         match self {
             Self::All(output) => output.append(block),
@@ -103,11 +86,11 @@ impl Store {
                 memory.push(block);
                 Ok(Progress::GoesOn)
             }
-            Self::Last { memory, bytes, newest, .. } => {
-                newest.time_ns = newest.time_ns.max(time_ns);
+            Self::Last { memory, bytes, newest_ns, span_ns, .. } => {
+                *newest_ns = time_ns.max(*newest_ns);
                 memory.shrink_to(bytes.saturating_sub(length));
                 memory.push(block);
-                memory.forget_before(newest.time_ns.saturating_sub(newest.span_ns));
+                memory.forget_before(newest_ns.saturating_sub(*span_ns));
                 Ok(Progress::GoesOn)
             }
             Self::Files(rotation) => rotation.append(block, time_ns, interfaces),
@@ -115,7 +98,7 @@ impl Store {
     }
 
     /// Writes what need not wait for the end of the recording.
-    pub(super) fn end_batch(&mut self) -> Result<Progress, RecordingError> {
+    pub(super) fn end_batch(&mut self) -> anyhow::Result<Progress> {
         match self {
             // `First` and `Last` have nothing to write yet, but the reader of a pipe may have closed it.
             Self::All(output) | Self::First { output, .. } | Self::Last { output, .. } => output.flush(),
@@ -141,18 +124,10 @@ impl Store {
         }
     }
 
-    /// The bytes of the newest packets, and their maximum, if the recording keeps these.
-    pub(super) fn use_of_memory(&self) -> Option<(u64, u64)> {
+    /// The newest packets, the output, and the maximum of the packets' bytes, if the recording keeps these.
+    pub(super) fn newest(&mut self) -> Option<(&mut Memory, &Output, u64)> {
         match self {
-            Self::Last { memory, bytes, .. } => Some((memory.len(), *bytes)),
-            Self::All(_) | Self::First { .. } | Self::Files(_) => None,
-        }
-    }
-
-    /// The newest packets, if the recording keeps these.
-    pub(super) fn newest(&mut self) -> Option<(&mut Memory, &Output)> {
-        match self {
-            Self::Last { memory, output, .. } => Some((memory, output)),
+            Self::Last { memory, output, bytes, .. } => Some((memory, output, *bytes)),
             Self::All(_) | Self::First { .. } | Self::Files(_) => None,
         }
     }
@@ -163,7 +138,7 @@ impl Store {
         interfaces: &Interfaces,
         packets: u64,
         ended_ns: u64,
-    ) -> Result<Finished, RecordingError> {
+    ) -> anyhow::Result<Summary> {
         self.wait_for_reader();
         let (mut output, kept) = match self {
             Self::All(output) => (output, packets),
@@ -176,15 +151,12 @@ impl Store {
         };
         output.append(&interfaces.statistics(ended_ns))?;
         output.close()?;
-        let unwritten = output.unwritten();
-        Ok(Finished {
+        let unwritten = output.unwritten;
+        Ok(Summary {
             packets: packets.saturating_sub(unwritten),
             kept: kept.saturating_sub(unwritten),
-            files: output.path().map(Path::to_owned).into_iter().collect(),
+            files: output.path.into_iter().collect(),
+            ..Summary::default()
         })
     }
-}
-
-fn memory(bytes: u64) -> Result<Memory, RecordingError> {
-    Memory::with_room(bytes).map_err(|error| RecordingError::Memory { bytes, error })
 }

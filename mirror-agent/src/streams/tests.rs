@@ -50,14 +50,15 @@ fn a_stream_is_for_the_key_of_its_own_mirror() {
 #[test]
 fn a_stream_has_one_reader_and_a_node_has_a_few() {
     let places = Places::default();
-    let first = places.take(&id("a")).unwrap();
-    assert!(places.take(&id("a")).err().unwrap().contains("another program reads this stream"));
-    drop(first);
-    let names: Vec<_> = (0..MAX_CAPTURES).map(|number| format!("m{number}")).collect();
-    let taken: Vec<_> = names.iter().map(|name| places.take(&id(name)).unwrap()).collect();
-    assert!(places.take(&id("one-more")).err().unwrap().contains("is reached"));
-    drop(taken);
-    places.take(&id("one-more")).unwrap();
+    reserve(&places, &id("a")).unwrap();
+    assert!(reserve(&places, &id("a")).unwrap_err().contains("another program reads this stream"));
+    lock(&places).remove(&id("a"));
+    for number in 0..MAX_CAPTURES {
+        reserve(&places, &id(&format!("m{number}"))).unwrap();
+    }
+    assert!(reserve(&places, &id("one-more")).unwrap_err().contains("is reached"));
+    lock(&places).remove(&id("m0"));
+    reserve(&places, &id("one-more")).unwrap();
 }
 
 /// Starts an endpoint, and returns its address.

@@ -256,7 +256,7 @@ impl Why {
                 "Enable taps inside pods: set --pod-side-taps=auto, and remove the annotation podmirror.io/pod-side-taps: \
                  \"off\". Or configure the CNI to deliver to the node side of the veth: \
                  bpf.hostLegacyRouting=true in the chart of Cilium, bpfRedirectToPeer: Disabled in Calico's \
-                 FelixConfiguration. docs/choosing.md has the exceptions."
+                 FelixConfiguration. docs/networks.md has the exceptions."
             }
             Self::Bypassed(_, Way::L3s) => {
                 "Create the ipvlan in mode l2 or l3, where all packets pass the hooks of the NIC."

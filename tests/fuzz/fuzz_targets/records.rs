@@ -11,7 +11,7 @@ use libfuzzer_sys::{
 };
 use mirror_agent::{
     dataplane::rings::split,
-    recording::{Bound, Clock, Destination, Excerpt, Kept, Plan, Recorder, Source},
+    recording::{Bound, Clock, Excerpt, Kept, Plan, Recorder, Source},
 };
 use mirror_capture::blocks::{Block, Blocks};
 use mirror_common::stream::HEAD;
@@ -107,8 +107,8 @@ fn append(mut past: &[u8], is_full: bool) {
 const NOW: Clock = Clock { wall_ns: 1_795_305_601_123_456_789, monotonic_ns: 77_000_000_000 };
 
 fn begin(file: &str, kept: Kept, super_frames: bool) -> Recorder {
-    let destination = Destination::File(PathBuf::from(file));
-    let plan = Plan { destination, kept, super_frames, max_packets: None, comment: None };
+    let file = Some(PathBuf::from(file));
+    let plan = Plan { file, kept, super_frames, max_packets: None, comment: None };
     Recorder::begin(plan, NOW, "fuzz").unwrap()
 }
 

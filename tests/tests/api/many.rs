@@ -31,7 +31,7 @@ fn a_node_has_a_thousand_pods() {
     let metrics = lab.metrics();
     let told = |name: &str| metrics.get(name).copied().unwrap_or_default();
     assert_eq!(told("podmirror_bad_annotations"), EACH as f64);
-    assert_eq!(told("podmirror_pods_not_mirrored{reason=\"NoNetns\"}"), (3 * EACH) as f64);
+    assert_eq!(told("podmirror_pods_not_mirrored{extent=\"whole\",reason=\"NoNetns\"}"), (3 * EACH) as f64);
     assert_eq!(lab.status().taps, []);
     // An invalid value counts as a missing annotation, and each owner gets one Event.
     let events = || {

@@ -10,7 +10,7 @@ use crate::{MIRROR, Node, any_mode};
 
 /// A gauge for each direction of a NIC, whose label depends on the traffic.
 const COVERAGE: &str = "podmirror_nic_coverage";
-const UP: &str = "podmirror_target_up{destination=\"mirror0\",target=\"default\"}";
+const UP: &str = "podmirror_target_up{destination=\"mirror0\",target=\"default\",type=\"device\"}";
 const DROPPED: &str = "podmirror_target_dropped_frames_total{destination=\"mirror0\",target=\"default\"}";
 const OPS: [&str; 10] = [
     "set_target",
@@ -126,7 +126,8 @@ fn metrics_tell_of_every_packet_what_status_tells() {
         (build.as_str(), 1.0),
         ("podmirror_taps_desired", 2.0),
         ("podmirror_taps", 2.0),
-        ("podmirror_pods_not_mirrored{reason=\"HostNetwork\"}", 1.0),
+        ("podmirror_pod_side_taps", 0.0),
+        ("podmirror_pods_not_mirrored{extent=\"whole\",reason=\"HostNetwork\"}", 1.0),
         ("podmirror_bad_annotations", 1.0),
         (UP, 1.0),
         (DROPPED, 0.0),
@@ -158,7 +159,7 @@ fn metrics_tell_of_every_packet_what_status_tells() {
     ] {
         expected.insert(series, value);
     }
-    expected.remove("podmirror_pods_not_mirrored{reason=\"HostNetwork\"}");
+    expected.remove("podmirror_pods_not_mirrored{extent=\"whole\",reason=\"HostNetwork\"}");
     let metrics = lab.wait_metrics(|metrics| states(metrics) == expected);
     assert_eq!(only(&metrics, &[COVERAGE]).len(), 2, "{metrics:#?}");
     assert_eq!(only(&metrics, &counted), counters_of(&lab.status()));
@@ -191,7 +192,7 @@ fn one_pod_that_cannot_be_tapped_is_told_by_the_metrics_and_keeps_no_agent_unrea
     lab.node().tc(&format!("qdisc add dev {} ingress", web.veth_host()));
     let pods = PodsFile::new(lab, &[PodSpec::of(web).mirror("true"), PodSpec::of(db).mirror("true")]);
     let agent = Agent::run(lab, AttachMode::Clsact, &pods, &[]);
-    const HIDDEN: &str = "podmirror_pods_not_mirrored{reason=\"Hidden\"}";
+    const HIDDEN: &str = "podmirror_pods_not_mirrored{extent=\"part\",reason=\"Hidden\"}";
     let metrics = lab.wait_metrics(|metrics| metrics.get(HIDDEN) == Some(&1.0));
     assert_eq!(metrics["podmirror_taps_desired"], 2.0);
     assert_eq!(metrics["podmirror_taps"], 1.0);

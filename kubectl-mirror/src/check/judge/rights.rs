@@ -1,45 +1,28 @@
 //! The rights that the plugin's commands need, and the findings about them. Pure, a part of [`judge`](super).
 
-use super::{Finding, Read};
-
-/// A right, and those of its verbs that the user lacks.
-#[derive(Debug)]
-pub(in crate::check) struct Right {
-    pub(in crate::check) asked: Asked,
-    pub(in crate::check) missing: Read<Vec<&'static str>>,
-}
+use super::{Finding, Read, or_ok};
 
 /// A right that commands of the plugin need.
-#[derive(Debug, Clone)]
-pub(in crate::check) struct Asked {
+#[derive(Debug)]
+pub(in crate::check) struct Right {
     pub(in crate::check) group: &'static str,
+    /// The resource, with its subresource as in `pods/exec`.
     pub(in crate::check) resource: &'static str,
-    pub(in crate::check) subresource: Option<&'static str>,
-    pub(in crate::check) verbs: &'static [&'static str],
+    pub(in crate::check) verb: &'static str,
     /// `None`: the right is cluster-wide.
     pub(in crate::check) namespace: Option<String>,
     /// The commands that need it.
     needed_by: &'static str,
     /// The role that grants it.
     role: String,
+    pub(in crate::check) is_granted: Read<bool>,
 }
 
 /// The rights to check. `namespace` is that of the pods, `agents` that of the agents.
-pub(in crate::check) fn asked(namespace: &str, agents: &str) -> Vec<Asked> {
-    let right = |group,
-                 resource,
-                 subresource,
-                 verbs: &'static [_],
-                 namespace: Option<&str>,
-                 needed_by,
-                 role: &str| Asked {
-        group,
-        resource,
-        subresource,
-        verbs,
-        namespace: namespace.map(str::to_owned),
-        needed_by,
-        role: role.to_owned(),
+pub(in crate::check) fn rights(namespace: &str, agents: &str) -> Vec<Right> {
+    let right = |group, resource, verb, namespace: Option<&str>, needed_by, role: &str| {
+        let (namespace, role) = (namespace.map(str::to_owned), role.to_owned());
+        Right { group, resource, verb, namespace, needed_by, role, is_granted: Ok(true) }
     };
     let (own, of_agents, group) = (Some(namespace), Some(agents), mirror_api::GROUP);
     let edit = format!("with podmirror installed, the ClusterRole edit in namespace {namespace} grants this");
@@ -50,43 +33,32 @@ pub(in crate::check) fn asked(namespace: &str, agents: &str) -> Vec<Asked> {
     );
     let exec = "only administrators should have this permission, and no role of podmirror grants it: see docs/security.md";
     let all = "with podmirror installed, a ClusterRoleBinding to the ClusterRole view grants this";
-    let (change, open) = (&["get", "list", "create", "patch", "delete"], &["get", "create"]);
     let answers = "explain, coverage, top and the check of the agents' failures";
     vec![
-        right(group, "mirrors", None, change, own, "tail, on, off and status", &edit),
-        right("", "pods", None, &["get", "list", "watch"], own, "tail and explain", &view),
-        right("", "pods", None, &["list"], of_agents, "tail, explain, coverage and top", &tail),
-        right("", "pods", Some("portforward"), open, of_agents, "tail", &tail),
-        right("", "pods", Some("exec"), open, of_agents, answers, exec),
-        right(group, "mirrornodes", None, &["get", "list"], None, "explain and check", all),
+        right(group, "mirrors", "create", own, "tail, on and off", &edit),
+        right("", "pods", "watch", own, "tail and explain", &view),
+        right("", "pods", "list", of_agents, "tail, explain, coverage and top", &tail),
+        right("", "pods/portforward", "create", of_agents, "tail", &tail),
+        right("", "pods/exec", "create", of_agents, answers, exec),
+        right(group, "mirrornodes", "list", None, "explain and check", all),
     ]
 }
 
 /// A finding for each missing right.
 pub(super) fn findings(rights: &[Right]) -> Vec<Finding> {
-    let mut findings = Vec::new();
-    for Right { asked, missing } in rights {
-        let Asked { resource, subresource, namespace, needed_by, role, .. } = asked;
-        let of = subresource.map(|sub| format!("/{sub}")).unwrap_or_default();
+    let finding = |Right { resource, verb, namespace, needed_by, role, is_granted, .. }: &Right| {
         let within = match namespace {
             Some(namespace) => format!("in namespace {namespace}"),
             None => "in the cluster".to_owned(),
         };
-        match missing {
-            Ok(missing) if missing.is_empty() => {}
-            Ok(missing) => {
-                let verbs = missing.join(", ");
-                let found = format!("you may not {verbs} {resource}{of} {within}: {needed_by} need it");
-                findings.push(Finding::warn("rights", found, role.clone()));
+        match is_granted {
+            Ok(true) => None,
+            Ok(false) => {
+                let found = format!("you may not {verb} {resource} {within}: {needed_by} need it");
+                Some(Finding::warn("rights", found, role.clone()))
             }
-            Err(unread) => {
-                let what = format!("right to {resource}{of} {within}");
-                findings.push(Finding::unread("rights", &what, unread));
-            }
+            Err(why) => Some(Finding::unread("rights", &format!("right to {resource} {within}"), why)),
         }
-    }
-    if findings.is_empty() {
-        findings.push(Finding::ok("rights", "you may use all commands of this plugin".to_owned()));
-    }
-    findings
+    };
+    or_ok(rights.iter().filter_map(finding), "rights", "you may use all commands of this plugin".to_owned())
 }

@@ -40,11 +40,15 @@ pub(super) fn each(
         _ => anyhow!("it is neither a pcap nor a pcapng file"),
     })?;
     let mut count = 0_u64;
-    let mut links = Links::default();
+    // Link type and snap length in bytes (0: none) of each interface so far, by its number in the section. A pcap file
+    // has one.
+    let mut interfaces = Vec::new();
     loop {
         match reader.next() {
             Ok((length, block)) => {
-                if let Some(packet) = links.packet(block).with_context(|| format!("packet {}", count + 1))? {
+                if let Some(packet) =
+                    packet(block, &mut interfaces).with_context(|| format!("packet {}", count + 1))?
+                {
                     count += 1;
                     visit(packet)?;
                 }
@@ -69,55 +73,49 @@ pub(super) fn each(
     }
 }
 
-/// The interfaces described so far.
-#[derive(Default)]
-struct Links {
-    /// Link type and snap length in bytes (0: none) of each, by its number in the section. A pcap file has one.
-    interfaces: Vec<(i32, u32)>,
+/// Returns the packet in the block, if there is one. Notes the interface that it describes.
+fn packet<'a>(
+    block: PcapBlockOwned<'a>,
+    interfaces: &mut Vec<(i32, u32)>,
+) -> anyhow::Result<Option<Packet<'a>>> {
+    match block {
+        PcapBlockOwned::LegacyHeader(PcapHeader { network: Linktype(link_type), .. }) => {
+            // The upper bits describe a frame check sequence.
+            *interfaces = vec![(link_type & 0xffff, 0)];
+        }
+        PcapBlockOwned::Legacy(LegacyPcapBlock { data, origlen, .. }) => {
+            let (link_type, _) = interface(interfaces, 0)?;
+            return Ok(Some(Packet { bytes: data, length: origlen, link_type }));
+        }
+        PcapBlockOwned::NG(Block::SectionHeader(_)) => interfaces.clear(),
+        PcapBlockOwned::NG(Block::InterfaceDescription(interface)) => {
+            if interfaces.len() == MAX_INTERFACES {
+                bail!("the file has more than {MAX_INTERFACES} interfaces");
+            }
+            interfaces.push((interface.linktype.0, interface.snaplen));
+        }
+        PcapBlockOwned::NG(Block::EnhancedPacket(packet)) => {
+            let (link_type, _) = interface(interfaces, packet.if_id)?;
+            let captured = packet.caplen as usize;
+            let bytes = packet.data.get(..captured).unwrap_or(packet.data);
+            return Ok(Some(Packet { bytes, length: packet.orig_len(), link_type }));
+        }
+        PcapBlockOwned::NG(Block::SimplePacket(packet)) => {
+            // The block does not state the captured length. It follows from the snap length of the interface.
+            let (link_type, snaplen) = interface(interfaces, 0)?;
+            let captured = if snaplen == 0 { packet.origlen } else { packet.origlen.min(snaplen) };
+            let bytes = packet.data.get(..captured as usize).unwrap_or(packet.data);
+            return Ok(Some(Packet { bytes, length: packet.origlen, link_type }));
+        }
+        PcapBlockOwned::NG(Block::Unknown(block)) if OLD_PACKET_BLOCK.contains(&block.block_type) => {
+            bail!("it has packet blocks of an obsolete kind; `editcap FILE NEW` converts it")
+        }
+        PcapBlockOwned::NG(_) => {}
+    }
+    Ok(None)
 }
 
-impl Links {
-    /// Returns the packet in the block, if there is one.
-    fn packet<'a>(&mut self, block: PcapBlockOwned<'a>) -> anyhow::Result<Option<Packet<'a>>> {
-        match block {
-            PcapBlockOwned::LegacyHeader(PcapHeader { network: Linktype(link_type), .. }) => {
-                // The upper bits describe a frame check sequence.
-                self.interfaces = vec![(link_type & 0xffff, 0)];
-            }
-            PcapBlockOwned::Legacy(LegacyPcapBlock { data, origlen, .. }) => {
-                let (link_type, _) = self.interface(0)?;
-                return Ok(Some(Packet { bytes: data, length: origlen, link_type }));
-            }
-            PcapBlockOwned::NG(Block::SectionHeader(_)) => self.interfaces.clear(),
-            PcapBlockOwned::NG(Block::InterfaceDescription(interface)) => {
-                if self.interfaces.len() == MAX_INTERFACES {
-                    bail!("the file has more than {MAX_INTERFACES} interfaces");
-                }
-                self.interfaces.push((interface.linktype.0, interface.snaplen));
-            }
-            PcapBlockOwned::NG(Block::EnhancedPacket(packet)) => {
-                let (link_type, _) = self.interface(packet.if_id)?;
-                let captured = packet.caplen as usize;
-                let bytes = packet.data.get(..captured).unwrap_or(packet.data);
-                return Ok(Some(Packet { bytes, length: packet.orig_len(), link_type }));
-            }
-            PcapBlockOwned::NG(Block::SimplePacket(packet)) => {
-                // The block does not state the captured length. It follows from the snap length of the interface.
-                let (link_type, snaplen) = self.interface(0)?;
-                let captured = if snaplen == 0 { packet.origlen } else { packet.origlen.min(snaplen) };
-                let bytes = packet.data.get(..captured as usize).unwrap_or(packet.data);
-                return Ok(Some(Packet { bytes, length: packet.origlen, link_type }));
-            }
-            PcapBlockOwned::NG(Block::Unknown(block)) if OLD_PACKET_BLOCK.contains(&block.block_type) => {
-                bail!("it has packet blocks of an obsolete kind; `editcap FILE NEW` converts it")
-            }
-            PcapBlockOwned::NG(_) => {}
-        }
-        Ok(None)
-    }
-
-    fn interface(&self, number: u32) -> anyhow::Result<(i32, u32)> {
-        let interface = self.interfaces.get(number as usize).copied();
-        interface.with_context(|| format!("interface {number} is not described"))
-    }
+fn interface(interfaces: &[(i32, u32)], number: u32) -> anyhow::Result<(i32, u32)> {
+    let interface = interfaces.get(number as usize).copied();
+    interface.with_context(|| format!("interface {number} is not described"))
 }

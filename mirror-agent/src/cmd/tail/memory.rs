@@ -28,26 +28,13 @@ const FILES: [[&str; 4]; 2] = [
     ],
 ];
 
-/// Checks that the packets in memory fit next to the kernel's ring of `ring` bytes.
+/// Checks that the packets in memory fit next to the kernel's ring of `ring` bytes. `twice` explains why the packets
+/// are in memory a second time at the end; `instead` is an alternative for the user.
 ///
 /// # Errors
 ///
 /// They do not fit. The message names the largest value that fits.
-pub(super) fn check(kept: Kept, ring: u32, file: &Path) -> anyhow::Result<()> {
-    let twice = is_in_memory(file).then_some("the file is in memory, too");
-    refuse(kept, ring, twice, ", or --rotate, which keeps nothing in memory")
-}
-
-/// The same for a recorder, which also holds a copy of its packets for a client.
-///
-/// # Errors
-///
-/// As above.
-pub(super) fn check_twice(kept: Kept, ring: u32) -> anyhow::Result<()> {
-    refuse(kept, ring, Some("`tail --since` gets a copy"), "")
-}
-
-fn refuse(kept: Kept, ring: u32, twice: Option<&str>, instead: &str) -> anyhow::Result<()> {
+pub(super) fn check(kept: Kept, ring: u32, twice: Option<&str>, instead: &str) -> anyhow::Result<()> {
     let memory = Memory::of_cgroup(Path::new(CGROUP));
     match memory.and_then(|memory| memory.refuses(kept, ring, twice, instead)) {
         // The volume of packets in that time is unknown.
@@ -79,8 +66,7 @@ impl Memory {
         })
     }
 
-    /// The reason why packets that are kept in this way do not fit. `ring` is the size of the kernel's ring; `twice`
-    /// explains why the packets are in memory a second time at the end; `instead` is an alternative for the user.
+    /// The reason why packets that are kept in this way do not fit; the arguments are those of [`check`].
     fn refuses(self, kept: Kept, ring: u32, twice: Option<&str>, instead: &str) -> Option<String> {
         let (flag, bytes) = match kept {
             Kept::First { bytes } => ("--first", bytes),
@@ -108,7 +94,7 @@ impl Memory {
 }
 
 /// Whether a file with this path would be in memory (tmpfs).
-fn is_in_memory(file: &Path) -> bool {
+pub(super) fn is_in_memory(file: &Path) -> bool {
     let directory = file.parent().filter(|directory| !directory.as_os_str().is_empty());
     statfs(directory.unwrap_or(Path::new("."))).is_ok_and(|system| system.filesystem_type() == TMPFS_MAGIC)
 }

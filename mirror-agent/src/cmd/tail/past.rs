@@ -6,16 +6,14 @@ use std::{collections::BTreeMap, time::Duration};
 
 use anyhow::{Context as _, bail};
 use tokio::{
-    io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader},
+    io::{AsyncBufReadExt as _, AsyncReadExt as _, BufReader},
     net::UnixStream,
     time::timeout,
 };
 
-use super::{
-    pipe::Pipe,
-    recorder::{Given, Wanted},
-};
+use super::pipe::Pipe;
 use crate::{
+    control::{self, Wanted},
     dataplane::pins::Pins,
     model::TargetName,
     recording::{Progress, Recorder},
@@ -33,7 +31,12 @@ const MOST_PODS: usize = 40;
 /// The answer of a recorder, whose packets are not read yet.
 pub(super) struct Past {
     from: BufReader<UnixStream>,
-    given: Given,
+    /// The number of packets by interface.
+    packets: BTreeMap<String, u64>,
+    /// Age of the oldest packet that the recorder can still have, in ns.
+    reach_ns: u64,
+    /// The number of bytes that follow.
+    bytes: u64,
 }
 
 impl Past {
@@ -45,13 +48,13 @@ impl Past {
         )?;
         recorder.set_nonblocking(true)?;
         let mut recorder = UnixStream::from_std(recorder)?;
-        let asked = [serde_json::to_vec(wanted)?, b"\n".to_vec()].concat();
         let answered = async {
-            recorder.write_all(&asked).await?;
+            control::write_line(&mut recorder, wanted).await?;
             let mut from = BufReader::new(recorder);
             let mut line = String::new();
             (&mut from).take(MOST_LINE).read_line(&mut line).await?;
-            Ok::<_, anyhow::Error>(Self { from, given: serde_json::from_str(&line)? })
+            let (packets, reach_ns, bytes) = serde_json::from_str(&line)?;
+            anyhow::Ok(Self { from, packets, reach_ns, bytes })
         };
         let answered =
             timeout(PATIENCE, answered).await.context("the recorder does not answer: try again")?;
@@ -60,21 +63,20 @@ impl Past {
 
     /// Whether there are no packets.
     pub(super) fn is_empty(&self) -> bool {
-        self.given.packets.is_empty()
+        self.packets.is_empty()
     }
 
     /// The contents, for the user who asked for the packets of this time.
     pub(super) fn words(&self, since: Duration) -> String {
-        let Given { packets, reach_ns, .. } = &self.given;
         let mut pods = BTreeMap::<_, u64>::new();
-        for (interface, packets) in packets {
+        for (interface, packets) in &self.packets {
             *pods.entry(interface.split(' ').next().unwrap_or_default()).or_default() += packets;
         }
         let of = pods.iter().take(MOST_PODS).map(|(pod, packets)| format!("{pod} {packets}"));
         let more = pods.len().saturating_sub(MOST_PODS);
         let of: Vec<_> = of.chain((more > 0).then(|| format!("and {more} more"))).collect();
         let of = if of.is_empty() { "none".to_owned() } else { of.join(", ") };
-        let reach = Duration::from_nanos(*reach_ns).as_secs();
+        let reach = Duration::from_nanos(self.reach_ns).as_secs();
         let reach = if reach < since.as_secs() {
             format!("; its memory reaches back {reach} s")
         } else {
@@ -86,7 +88,7 @@ impl Past {
     /// Appends the packets to a recording.
     pub(super) async fn write(mut self, recorder: &mut Recorder) -> anyhow::Result<()> {
         let pipe = Pipe::new(recorder.pipe()).context("cannot wait for the pipe")?;
-        let (mut left, mut block) = (self.given.bytes, Vec::new());
+        let (mut left, mut block) = (self.bytes, Vec::new());
         while left > 0 {
             let read = timeout(PATIENCE, self.read(&mut block)).await.context("the recorder sends nothing");
             read.flatten().context("the packets of the past are not complete")?;

@@ -12,9 +12,9 @@ use tokio::{
 };
 use tracing::{info, warn};
 
-use super::{pipe::Pipe, recorder::Wanted, sessions::Sessions};
+use super::{pipe::Pipe, sessions::Sessions};
 use crate::{
-    control,
+    control::{self, Wanted},
     dataplane::rings::RingReader,
     filter::Program,
     recording::{Clock, Excerpt, Fill, Progress, Recorder, Snapshot},

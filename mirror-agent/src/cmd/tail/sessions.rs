@@ -18,16 +18,10 @@ use crate::{
     recording::{Counters, Recorder, Source},
 };
 
-/// The counters of a target's sessions before the command had a ring.
-#[derive(Default)]
-pub(super) struct Before(Losses);
-
-impl Before {
-    /// Reads the present sessions; empty if no agent has created maps yet.
-    pub(super) fn read(pins: &Pins, target: &TargetName) -> Self {
-        let look = Reader::open(pins).and_then(|mut maps| Look::at(&mut maps, target.0.as_str()));
-        look.map(|look| Self(Losses::begin(look.missed(), look.elsewhere))).unwrap_or_default()
-    }
+/// The counters of a target's sessions before the command has a ring; empty if no agent has created maps yet.
+pub(super) fn losses_before(pins: &Pins, target: &TargetName) -> Losses {
+    let look = Reader::open(pins).and_then(|mut maps| Look::at(&mut maps, target.0.as_str()));
+    look.map(|look| Losses::begin(look.missed(), look.elsewhere)).unwrap_or_default()
 }
 
 /// The sessions of a target, from the agent's maps.
@@ -52,9 +46,8 @@ struct Known {
 }
 
 impl Sessions {
-    /// Opens the maps of the agent.
-    pub(super) fn open(pins: &Pins, target: &str, before: Before) -> anyhow::Result<Self> {
-        let Before(losses) = before;
+    /// Opens the maps of the agent. `losses` are those of [`losses_before`].
+    pub(super) fn open(pins: &Pins, target: &str, losses: Losses) -> anyhow::Result<Self> {
         Ok(Self { maps: Reader::open(pins)?, target: target.to_owned(), losses, known: BTreeMap::new() })
     }
 

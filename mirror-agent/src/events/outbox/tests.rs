@@ -12,7 +12,7 @@ const MINUTE: u64 = 60;
 
 fn fact(namespace: &str, name: &str) -> Fact {
     let pod = PodId { uid: format!("{namespace}-{name}"), namespace: namespace.into(), name: name.into() };
-    Fact { pod, kind: Kind::Problem, reason: "HostNetwork", note: String::new() }
+    Fact { pod, is_news: false, reason: "HostNetwork", note: String::new() }
 }
 
 /// Answers the next Event at the time when it is due. Returns its pod, and the wait in seconds.
@@ -184,7 +184,7 @@ fn news_are_posted_once_and_those_of_a_node_one_after_the_other() {
     let mut now = Instant::now();
     let begun = now;
     let mut outbox = Outbox::default();
-    let news = |number: u32| Fact { kind: Kind::News, ..fact("a", &format!("{number:03}")) };
+    let news = |number: u32| Fact { is_news: true, ..fact("a", &format!("{number:03}")) };
     let mut tell: BTreeSet<_> = (0..100).map(news).collect();
     let mut posted = Vec::new();
     while !tell.is_empty() {
@@ -212,7 +212,7 @@ fn news_are_posted_once_and_those_of_a_node_one_after_the_other() {
     assert_eq!(post(&mut outbox, &mut now, Outcome::Exists).1, Post::Create);
     assert_eq!(post(&mut outbox, &mut now, WRITTEN), ("a/001".into(), Post::Refresh { count: None }, 0));
     outbox.set([].into(), now);
-    assert!(outbox.next().is_none() && outbox.former.keys().all(|fact| fact.kind == Kind::Problem));
+    assert!(outbox.next().is_none() && outbox.former.keys().all(|fact| !fact.is_news));
 }
 
 #[test]
@@ -222,7 +222,7 @@ fn a_pod_whose_mirror_always_comes_and_goes_gets_few_news() {
     let mut posted = 0;
     for number in 0..3600_u32 {
         let note = if number % 20 < 10 { "begun" } else { "ended" };
-        outbox.set([Fact { kind: Kind::News, note: note.into(), ..fact("a", "x") }].into(), now);
+        outbox.set([Fact { is_news: true, note: note.into(), ..fact("a", "x") }].into(), now);
         if let Some((fact, post, _)) = outbox.next().filter(|(.., at)| at.is_none_or(|at| at <= now)) {
             outbox.note(&fact, WRITTEN, now);
             posted += u32::from(post == Post::Create);

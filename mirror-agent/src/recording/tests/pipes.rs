@@ -168,14 +168,14 @@ fn a_socket_is_a_pipe_too() {
     let mut writer = File::from(OwnedFd::from(writer));
     assert!(pipe::is_pipe(&writer).unwrap());
     let bytes: Vec<u8> = (0..4 << 20).map(|at: u32| (at / 7) as u8).collect();
-    let (count, error) = pipe::write(&mut writer, &bytes, Duration::from_millis(10)).unwrap_err();
+    let (count, error) = pipe::write(&mut writer, &bytes, Some(Duration::from_millis(10))).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::WouldBlock);
     assert!(count > 0 && count < bytes.len());
     let mut taken = vec![0; count];
     reader.read_exact(&mut taken).unwrap();
     assert!(taken == bytes[..count]);
     drop(reader);
-    let (count, error) = pipe::write(&mut writer, &[], Duration::ZERO).unwrap_err();
+    let (count, error) = pipe::write(&mut writer, &[], Some(Duration::ZERO)).unwrap_err();
     assert_eq!((count, error.kind()), (0, ErrorKind::BrokenPipe));
 }
 
