@@ -12,48 +12,54 @@ mod lease;
 mod tell;
 
 use std::{
-    borrow::Cow,
-    collections::BTreeSet,
-    convert::Infallible,
+    cell::RefCell,
+    collections::BTreeMap,
     fmt::Debug,
-    future::{Future, ready},
+    future::Future,
     pin::pin,
     sync::{Arc, Mutex, PoisonError},
     time::Duration,
 };
 
-use futures_util::{Stream, StreamExt as _};
-use k8s_openapi::jiff::Timestamp;
+use futures_util::StreamExt as _;
+use k8s_openapi::{api::core::v1::ObjectReference, jiff::Timestamp};
 use kube::{
-    Api, Client, Resource, ResourceExt as _,
-    api::{Patch, PatchParams},
-    core::DeserializeGuard,
+    Api, Client, Resource,
+    api::{DynamicObject, Patch, PatchParams},
+    core::{DeserializeGuard, Request},
+    discovery::ApiResource,
     runtime::{
         WatchStreamExt as _,
-        watcher::{self, Config, Event},
+        utils::Backoff as _,
+        watcher::{self, Config, DefaultBackoff, Event},
     },
 };
-use mirror_api::{ClusterMirror, Mirror, MirrorNode, MirrorTarget};
-use serde::{Serialize, de::DeserializeOwned};
+use mirror_api::{ClusterMirror, Mirror, MirrorNode, MirrorTarget, sum::Asked};
+use serde::{
+    Serialize,
+    de::{DeserializeOwned, IgnoredAny},
+};
 use serde_json::json;
-use tokio::time::{Instant, sleep_until, timeout};
+use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tracing::{debug, info, warn};
 
 use self::{
-    book::{Book, Summed, Write},
-    kinds::{Mirrors, Object, Targets, Watched, of_node},
+    book::{Book, Key, Summed, Write},
     lease::Lease,
 };
-use crate::{events::message::Reporter, metrics::controller::ControllerMetrics};
+use crate::{
+    events::message::{Message, Reporter},
+    metrics::controller::ControllerMetrics,
+    model,
+    pods::kube::{Kind, ResourceObject},
+};
 
 /// The field manager of server-side apply, and `reportingController` of the Events.
 const MANAGER: &str = "podmirror-controller";
 const REPORTER: &str = "podmirror.io/controller";
 /// Timeout for the API server.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// The first and the longest pause after a write that the API server itself rejected or did not answer.
-const PAUSE: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
-/// Interval for expiring old reports and for updating the metrics.
+/// Interval for updating the metrics.
 const TICK: Duration = Duration::from_secs(10);
 /// Duration of a watch, in seconds.
 const WATCH_SECONDS: u32 = 290;
@@ -105,8 +111,8 @@ pub async fn run(
     metrics: ControllerMetrics,
     stop: impl Future<Output = ()>,
 ) {
-    let Identity { namespace, lease, holder, duration } = identity;
-    let mut lease = Lease::new(client.clone(), (&namespace, lease), holder.clone(), duration, health);
+    let holder = identity.holder.clone();
+    let mut lease = Lease::new(client.clone(), identity, health);
     let mut stop = pin!(stop);
     metrics.writes_begin(&[Mirror::kind(&()), ClusterMirror::kind(&()), MirrorTarget::kind(&())]);
     loop {
@@ -118,7 +124,7 @@ pub async fn run(
         info!(holder, "this controller holds the Lease and aggregates the reports");
         metrics.leads(true);
         tokio::select! {
-            never = sum_up(&client, &holder, &metrics) => match never {},
+            () = aggregate(&client, &holder, &metrics) => {}
             () = lease.hold() => warn!(holder, "this controller has lost the Lease"),
             () = &mut stop => {
                 lease.release().await;
@@ -129,276 +135,210 @@ pub async fn run(
     }
 }
 
-/// Watches the objects and writes the statuses, forever.
-async fn sum_up(client: &Client, holder: &str, metrics: &ControllerMetrics) -> Infallible {
-    let mut nodes = pin!(watch::<DeserializeGuard<MirrorNode>>(client, Config::default(), metrics));
-    let mut mirrors = pin!(watch::<Object<Mirror>>(client, of_strangers(), metrics));
-    let mut cluster_mirrors = pin!(watch::<Object<ClusterMirror>>(client, of_strangers(), metrics));
-    let mut mirror_targets = pin!(watch::<Object<MirrorTarget>>(client, of_strangers(), metrics));
-    let (mut of_nodes, mut of_mirrors, mut of_cluster) = (Listed::new(), Listed::new(), Listed::new());
-    let mut of_targets = Listed::new();
-    let mut books = Books { mirrors: Book::new(), targets: Book::new() };
-    let (mut pause_mirrors, mut pause_targets) = (Pause::new(), Pause::new());
-    let mut next_tick = Instant::now() + TICK;
-    loop {
-        // A missing right or CRD for one book does not delay the other.
-        let are_mirrors = of_nodes.is_complete && of_mirrors.is_complete && of_cluster.is_complete;
-        let are_targets = of_nodes.is_complete && of_targets.is_complete;
-        let due_mirror = books.mirrors.next().filter(|_| are_mirrors).map(|due| due.max(pause_mirrors.end));
-        let due_target = books.targets.next().filter(|_| are_targets).map(|due| due.max(pause_targets.end));
-        let due = due_mirror.into_iter().chain(due_target).min();
-        tokio::select! {
-            // A burst of changes is read before anything is written.
-            biased;
-            Some(event) = nodes.next() => take_in_node(&mut books, &mut of_nodes, event),
-            Some(event) = mirrors.next() => take_in(&mut books.mirrors, &mut of_mirrors, event),
-            Some(event) = cluster_mirrors.next() => take_in(&mut books.mirrors, &mut of_cluster, event),
-            Some(event) = mirror_targets.next() => take_in(&mut books.targets, &mut of_targets, event),
-            () = sleep_until(next_tick) => {
-                let (now, at) = (Instant::now(), Timestamp::now());
-                books.mirrors.expire(now, at);
-                books.targets.expire(now, at);
-                let book = &books.mirrors;
-                metrics.knows(book.nodes().count(), book.stale(), book.objects().count());
-                next_tick = Instant::now() + TICK;
-            }
-            () = sleep_until(due.unwrap_or(next_tick)), if due.is_some() => {
-                let is_target = due_target.is_some_and(|target| due_mirror.is_none_or(|mirror| target < mirror));
-                let began = Instant::now();
-                let (written, pause) = if is_target {
-                    (write_target(client, &mut books.targets).await, &mut pause_targets)
-                } else {
-                    (write_mirror(client, &mut books.mirrors, holder).await, &mut pause_mirrors)
-                };
-                if let Some((kind, outcome)) = written {
-                    metrics.written(&kind, outcome == Outcome::Written, began.elapsed());
-                    pause.note(outcome);
-                }
-            }
+/// Watches the objects and writes the statuses, forever. One kind does not delay another that has another book, as when
+/// a CRD or a right is missing.
+async fn aggregate(client: &Client, holder: &str, metrics: &ControllerMetrics) {
+    let mirrors = RefCell::new(Book::<model::Resource>::new());
+    let targets = RefCell::new(Book::<model::TargetResource>::new());
+    let set_node = |key: Key, node: Option<MirrorNode>| {
+        let mut status = node.map(|node| node.status.unwrap_or_default());
+        let (now, at) = (Instant::now(), Timestamp::now());
+        mirrors.borrow_mut().set_node(&key.name, status.as_mut(), now, at);
+        targets.borrow_mut().set_node(&key.name, status.as_mut(), now, at);
+    };
+    let nodes = |change| match change {
+        Change::Set(key, DeserializeGuard(Ok(node))) => set_node(key, Some(node)),
+        Change::Set(key, DeserializeGuard(Err(error))) => {
+            warn!(node = key.name, %error, "a MirrorNode cannot be read, and is ignored");
+            set_node(key, None);
         }
-    }
-}
-
-/// Objects that tenants write are listed in small pages, because the server answers with whole objects.
-fn of_strangers() -> Config {
-    Config::default().page_size(PAGE)
-}
-
-/// The back-off between writes of a book.
-struct Pause {
-    end: Instant,
-    /// The next pause.
-    length: Duration,
-}
-
-impl Pause {
-    fn new() -> Self {
-        Self { end: Instant::now(), length: PAUSE.0 }
-    }
-
-    fn note(&mut self, outcome: Outcome) {
-        if outcome == Outcome::Away {
-            self.end = Instant::now() + self.length;
-            self.length = (self.length * 2).min(PAUSE.1);
-        } else {
-            self.length = PAUSE.0;
+        Change::Removed(key) => set_node(key, None),
+        Change::Listed => {
+            mirrors.borrow_mut().complete();
+            targets.borrow_mut().complete();
         }
+    };
+    let sizes = async {
+        loop {
+            let (nodes, stale, objects) = mirrors.borrow().sizes();
+            metrics.knows(nodes, stale, objects);
+            sleep(TICK).await;
+        }
+    };
+    tokio::select! {
+        () = follow(client, Config::default(), metrics, nodes) => {}
+        () = follow_objects::<Mirror>(client, &mirrors, metrics) => {}
+        () = follow_objects::<ClusterMirror>(client, &mirrors, metrics) => {}
+        () = follow_objects::<MirrorTarget>(client, &targets, metrics) => {}
+        () = write(client, &mirrors, holder, metrics) => {}
+        () = write(client, &targets, holder, metrics) => {}
+        () = sizes => {}
     }
 }
 
-/// The state of the controller. Both books know all nodes.
-struct Books {
-    mirrors: Book<Mirrors>,
-    targets: Book<Targets>,
+/// A change of the objects of one kind.
+enum Change<K> {
+    Set(Key, K),
+    Removed(Key),
+    /// The objects so far are all.
+    Listed,
 }
 
-/// The stream of the objects of one kind.
-fn watch<'m, K>(
+/// Follows the objects of one kind, forever.
+async fn follow<K>(
     client: &Client,
     config: Config,
-    metrics: &'m ControllerMetrics,
-) -> impl Stream<Item = Event<K>> + use<'m, K>
-where
+    metrics: &ControllerMetrics,
+    mut take_in: impl FnMut(Change<K>),
+) where
     K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Send + 'static,
 {
-    let api = Api::<K>::all(client.clone());
-    let config = config.timeout(WATCH_SECONDS);
-    metrics.watch_begins(&K::plural(&()));
+    let (kind, plural) = (K::kind(&()), K::plural(&()));
+    metrics.watch_begins(&plural);
+    let events = watcher::watcher(Api::<K>::all(client.clone()), config.timeout(WATCH_SECONDS));
+    let mut events = pin!(events.default_backoff());
+    // The objects, and the number of the list that had them last.
+    let (mut known, mut list) = (BTreeMap::new(), 0_u64);
     let mut told = None;
-    watcher::watcher(api, config).default_backoff().filter_map(move |event| {
+    while let Some(event) = events.next().await {
         let event = match event {
-            Ok(event) => {
-                told = None;
-                Some(event)
-            }
+            Ok(event) => event,
             Err(error) => {
-                metrics.watch_restart(&K::plural(&()));
-                let error = mirror_client::in_words(&error);
-                if told.as_ref() != Some(&error) {
-                    warn!(kind = %K::kind(&()), error, "cannot watch these objects; the controller retries");
-                    told = Some(error);
+                metrics.watch_restart(&plural);
+                let error = Some(mirror_client::in_words(&error));
+                if told != error {
+                    warn!(%kind, error, "cannot watch these objects; the controller retries");
+                    told = error;
                 }
-                None
+                continue;
             }
         };
-        ready(event)
-    })
-}
-
-/// The progress of the list of one kind.
-struct Listed<T> {
-    /// The names so far, while a list is incomplete.
-    names: Option<BTreeSet<T>>,
-    /// A list was completed at least once.
-    is_complete: bool,
-}
-
-impl<T: Ord> Listed<T> {
-    const fn new() -> Self {
-        Self { names: None, is_complete: false }
-    }
-
-    fn begin(&mut self) {
-        self.names = Some(BTreeSet::new());
-    }
-
-    fn add(&mut self, name: T) {
-        if let Some(names) = &mut self.names {
-            names.insert(name);
+        // A list that fails begins as well.
+        if !matches!(event, Event::Init) {
+            told = None;
+        }
+        match event {
+            Event::Init => list += 1,
+            Event::InitApply(object) | Event::Apply(object) => {
+                let key = Key::of(object.meta());
+                known.insert(key.clone(), list);
+                take_in(Change::Set(key, object));
+            }
+            Event::Delete(object) => {
+                let key = Key::of(object.meta());
+                known.remove(&key);
+                take_in(Change::Removed(key));
+            }
+            Event::InitDone => {
+                let unlisted = known.extract_if(.., |_, last| *last < list);
+                unlisted.for_each(|(key, _)| take_in(Change::Removed(key)));
+                take_in(Change::Listed);
+            }
         }
     }
-
-    /// Marks the list as complete and returns its names.
-    fn end(&mut self) -> BTreeSet<T> {
-        self.is_complete = true;
-        self.names.take().unwrap_or_default()
-    }
 }
 
-fn take_in_node(books: &mut Books, listed: &mut Listed<String>, event: Event<DeserializeGuard<MirrorNode>>) {
-    let (now, at) = (Instant::now(), Timestamp::now());
-    let remove = |books: &mut Books, name: &str| {
-        books.mirrors.set_node(name, None, now, at);
-        books.targets.set_node(name, None, now, at);
+/// Follows the objects of one kind for a book, forever. Tenants write them, and the server answers with whole objects,
+/// so they are listed in small pages.
+async fn follow_objects<K>(client: &Client, book: &RefCell<Book<K::Read>>, metrics: &ControllerMetrics)
+where
+    K: Kind<Read: Summed<Status: DeserializeOwned>>,
+{
+    let take_in = |change: Change<ResourceObject<K, Option<_>>>| match change {
+        Change::Set(key, ResourceObject { metadata, read, status, .. }) => {
+            let generation = metadata.generation.unwrap_or(0);
+            let asked = Asked { generation, ..K::Read::asked(read) };
+            book.borrow_mut().set(key, metadata.uid.unwrap_or_default(), asked, status, Instant::now());
+        }
+        Change::Removed(key) => book.borrow_mut().remove(&key),
+        Change::Listed => {}
     };
-    match event {
-        Event::Init => listed.begin(),
-        Event::InitApply(DeserializeGuard(node)) | Event::Apply(DeserializeGuard(node)) => match node {
-            Ok(node) => {
-                let name = node.name_any();
-                let (of_mirrors, of_targets) = of_node(node.status.unwrap_or_default());
-                books.mirrors.set_node(&name, Some(of_mirrors), now, at);
-                books.targets.set_node(&name, Some(of_targets), now, at);
-                listed.add(name);
+    follow(client, Config::default().page_size(PAGE), metrics, take_in).await;
+}
+
+/// Writes the statuses of a book, and posts the Events that follow, forever.
+async fn write<S>(client: &Client, book: &RefCell<Book<S>>, holder: &str, metrics: &ControllerMetrics)
+where
+    S: Summed<Status: Serialize>,
+{
+    let mut backoff = DefaultBackoff::default();
+    loop {
+        let began = Instant::now();
+        let due = book.borrow_mut().due(began, Timestamp::now());
+        let write = match due {
+            Ok(write) => write,
+            Err(later) => {
+                sleep_until(later).await;
+                continue;
+            }
+        };
+        let kind = S::kind(&write.key);
+        let answer = put(client, &kind, &write).await;
+        metrics.written(&kind.kind, answer.is_ok(), began.elapsed());
+        book.borrow_mut().note(&write, answer.is_ok(), Instant::now());
+        let is_away = match answer {
+            Ok(()) => {
+                post(client, &kind, &write, holder).await;
+                false
             }
             Err(error) => {
-                let node = error.metadata.name.clone();
-                warn!(node, %error, "a MirrorNode cannot be read, and is ignored");
+                let (kind, key, words) = (&kind.kind, &write.key, mirror_client::in_words(&error));
+                warn!(kind, ?key, error = words, "cannot write a status; the controller retries");
+                // 404: deleted. 409: another object has its name. 400, 422: the CRD is of another version.
+                !matches!(error, kube::Error::Api(status) if matches!(status.code, 400 | 404 | 409 | 422))
             }
-        },
-        Event::Delete(node) => remove(books, &node.name_any()),
-        Event::InitDone => {
-            let there = listed.end();
-            let gone: Vec<_> = books.mirrors.nodes().filter(|name| !there.contains(*name)).cloned().collect();
-            gone.iter().for_each(|name| remove(books, name));
+        };
+        if is_away {
+            sleep(backoff.next().unwrap_or(PATIENCE)).await;
+        } else {
+            backoff.reset();
         }
     }
 }
 
-type Key<K> = <<K as Watched>::Book as Summed>::Key;
-
-fn take_in<K: Watched>(book: &mut Book<K::Book>, listed: &mut Listed<Key<K>>, event: Event<Object<K>>) {
-    match event {
-        Event::Init => listed.begin(),
-        Event::InitApply(object) | Event::Apply(object) => {
-            let (key, uid) = (K::key(object.meta()), object.uid().unwrap_or_default());
-            let generation = object.meta().generation.unwrap_or(0);
-            let Object { asked, status, .. } = object;
-            book.set(key.clone(), &uid, generation, status, || asked, Instant::now());
-            listed.add(key);
-        }
-        Event::Delete(object) => book.remove(&K::key(object.meta())),
-        Event::InitDone => {
-            let there = listed.end();
-            let is_gone = |key: &&Key<K>| K::is_of(key) && !there.contains(*key);
-            let gone: Vec<_> = book.objects().filter(is_gone).cloned().collect();
-            gone.iter().for_each(|key| book.remove(key));
-        }
-    }
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Outcome {
-    Written,
-    /// The server rejects this write: the object may no longer exist.
-    Refused,
-    /// The server accepts no writes now.
-    Away,
-}
-
-/// The kind of an object, and the outcome of the write of its status.
-type Written = (Cow<'static, str>, Outcome);
-
-/// Writes the next status of a Mirror or ClusterMirror, if one is due.
-async fn write_mirror(client: &Client, book: &mut Book<Mirrors>, holder: &str) -> Option<Written> {
-    let write = book.due(Instant::now(), Timestamp::now())?;
-    let Write { key: kinds::Key { namespace, name }, .. } = &write;
-    let (kind, outcome) = match namespace {
-        Some(namespace) => put(Api::<Mirror>::namespaced(client.clone(), namespace), name, &write).await,
-        None => put(Api::<ClusterMirror>::all(client.clone()), name, &write).await,
-    };
-    book.note(&write, outcome == Outcome::Written, Instant::now());
-    if outcome == Outcome::Written {
-        tell(client, &write, holder).await;
-    }
-    Some((kind, outcome))
-}
-
-/// Writes the next status of a MirrorTarget, if one is due.
-async fn write_target(client: &Client, book: &mut Book<Targets>) -> Option<Written> {
-    let write = book.due(Instant::now(), Timestamp::now())?;
-    let (kind, outcome) = put(Api::<MirrorTarget>::all(client.clone()), &write.key, &write).await;
-    book.note(&write, outcome == Outcome::Written, Instant::now());
-    Some((kind, outcome))
-}
-
-/// Writes the status of the object with this name and UID.
-async fn put<K>(api: Api<K>, name: &str, write: &Write<K::Book>) -> Written
+/// Writes the status of the object with this name and UID. The answer is not decoded: it has the whole object.
+async fn put<S>(client: &Client, kind: &ApiResource, write: &Write<S>) -> kube::Result<()>
 where
-    K: Watched + DeserializeOwned,
-    <K::Book as Summed>::Status: Serialize,
+    S: Summed<Status: Serialize>,
 {
+    let Key { namespace, name } = &write.key;
     let object = json!({
-        "apiVersion": K::api_version(&()), "kind": K::kind(&()),
+        "apiVersion": kind.api_version, "kind": kind.kind,
         "metadata": { "name": name, "uid": write.uid }, "status": write.status,
     });
     let (parameters, object) = (PatchParams::apply(MANAGER).force(), Patch::Apply(object));
-    let (outcome, error) = match timeout(PATIENCE, api.patch_status(name, &parameters, &object)).await {
-        Ok(Ok(_)) => return (K::kind(&()), Outcome::Written),
-        // 404: deleted. 409: another object has its name. 400, 422: the CRD is of another version.
-        Ok(Err(kube::Error::Api(status))) if matches!(status.code, 400 | 404 | 409 | 422) => {
-            (Outcome::Refused, status.message)
-        }
-        Ok(Err(error)) => (Outcome::Away, mirror_client::in_words(&error)),
-        Err(_) => (Outcome::Away, "no answer".to_owned()),
-    };
-    let (kind, key) = (K::kind(&()), &write.key);
-    warn!(%kind, ?key, error, "cannot write a status; the controller retries");
-    (kind, outcome)
+    let request = Request::new(DynamicObject::url_path(kind, namespace.as_deref()));
+    let request = request.patch_subresource("status", name, &parameters, &object);
+    let request = request.map_err(kube::Error::BuildRequest)?;
+    match timeout(PATIENCE, client.request::<IgnoredAny>(request)).await {
+        Ok(answer) => answer.map(drop),
+        Err(_) => Err(kube::Error::Service("no answer".into())),
+    }
 }
 
 /// Posts the Events that follow from a written status. A rejected Event is not retried: the status has the same
 /// information.
-async fn tell(client: &Client, write: &Write<Mirrors>, holder: &str) {
-    for message in tell::messages(write) {
+async fn post<S: Summed>(client: &Client, kind: &ApiResource, write: &Write<S>, holder: &str) {
+    let about = ObjectReference {
+        api_version: Some(kind.api_version.clone()),
+        kind: Some(kind.kind.clone()),
+        namespace: write.key.namespace.clone(),
+        name: Some(write.key.name.clone()),
+        uid: Some(write.uid.clone()),
+        ..ObjectReference::default()
+    };
+    for (is_warning, reason, note) in S::said(write.before.as_ref(), &write.status) {
+        let (about, note) = (about.clone(), note.to_owned());
+        let message = Message { about, is_warning, reason: reason.to_owned(), note };
         let by = Reporter { controller: REPORTER, instance: holder };
-        match timeout(PATIENCE, message.post(client, by)).await {
-            Ok(Ok(())) => {}
-            Ok(Err(error)) => {
-                let error = mirror_client::in_words(&error);
-                debug!(reason = message.reason, error, "cannot post an Event");
-            }
-            Err(_) => debug!(reason = message.reason, "cannot post an Event: no answer"),
-        }
+        let error = match timeout(PATIENCE, message.post(client, by)).await {
+            Ok(Ok(())) => continue,
+            Ok(Err(error)) => mirror_client::in_words(&error),
+            Err(_) => "no answer".to_owned(),
+        };
+        debug!(reason, error, "cannot post an Event");
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -57,11 +57,13 @@ pub const COVERED: &str = "Covered";
 /// The type of the condition that says whether its limits have ended it.
 pub const ENDED: &str = "Ended";
 
-/// A Mirror or ClusterMirror, as far as its status depends on it.
+/// A Mirror, ClusterMirror or MirrorTarget, as far as its status depends on it.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Asked {
     /// `metadata.generation`.
     pub generation: i64,
+    /// The kind of the destination of a MirrorTarget, and the destination in short; `None`: it is refused.
+    pub destination: Option<(String, String)>,
     /// Why no node can use it, where that does not depend on the node.
     pub refused: Option<Refusal>,
     /// Number of nodes that have more to report than a MirrorNode holds, and may have omitted it.

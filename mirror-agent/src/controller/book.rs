@@ -2,8 +2,8 @@
 //! when.
 //!
 //! There is one book for Mirrors and ClusterMirrors, and one for MirrorTargets: [`kinds`](super::kinds) has the
-//! differences. A book uses no connection, and the caller provides the times. [`controller`](super) passes in the watch
-//! events, and carries out the writes.
+//! differences. A book uses no connection, and the caller provides the times. [`controller`](super) passes in the
+//! changes, and carries out the writes.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -12,9 +12,14 @@ use std::{
 };
 
 use k8s_openapi::{apimachinery::pkg::apis::meta::v1::Time, jiff::Timestamp};
-use mirror_api::sum::{is_current, is_renewed};
+use kube::{core::ObjectMeta, discovery::ApiResource};
+use mirror_api::{
+    MirrorNodeStatus,
+    sum::{Asked, is_current, is_renewed},
+};
 use tokio::time::Instant;
 
+use super::tell::Said;
 use crate::pace::Pace;
 
 /// Delay of a change, to combine it with others: when a Mirror is new, its nodes begin to report one after the other.
@@ -30,56 +35,62 @@ const COUNTS_PACE: Duration = Duration::from_secs(60);
 /// sent once to each node; writes of counters become rarer to keep this bound.
 const MOST_SENT_A_SECOND: usize = 10_000;
 
-/// The kind of the objects in a book, and how an object is aggregated.
-pub(super) trait Summed {
-    /// The name of an object. Its order is the order in a MirrorNode.
-    type Key: Clone + Ord + Debug;
-    /// The part of an object's spec that its status depends on.
-    type Asked: Clone + Debug + Send + Sync + 'static;
+/// The name of an object. Its order is the order in a MirrorNode.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Key {
+    /// `None`: an object of the cluster.
+    pub(super) namespace: Option<String>,
+    pub(super) name: String,
+}
+
+impl Key {
+    pub(super) fn of(metadata: &ObjectMeta) -> Self {
+        Self { namespace: metadata.namespace.clone(), name: metadata.name.clone().unwrap_or_default() }
+    }
+}
+
+/// The objects in a book, as the agent reads them, and how they are aggregated.
+pub(super) trait Summed: Sized {
     /// A node's report on an object.
     type Report: PartialEq + Debug;
     type Status: Clone + PartialEq + Debug + Send + Sync + 'static;
 
-    fn key(report: &Self::Report) -> Self::Key;
+    /// The kind of the object with this name.
+    fn kind(key: &Key) -> ApiResource;
 
-    /// The UID of the object that a report is about.
+    /// The part of an object's spec that its status depends on.
+    fn asked(read: Result<Self, String>) -> Asked;
+
+    /// Takes the reports out of a MirrorNode. Also returns whether the node has more to report than a MirrorNode holds.
+    fn take(node: &mut MirrorNodeStatus) -> (Vec<Self::Report>, bool);
+
+    /// The name and the UID of the object that a report is about.
+    fn key(report: &Self::Report) -> Key;
     fn uid(report: &Self::Report) -> &str;
-
-    /// Aggregates the reports into the status. `left_out` is the number of nodes that may have left this object out of
-    /// their MirrorNode for lack of room, and `reported` the time of the last report.
-    fn sum<'r>(
-        asked: &Self::Asked,
-        left_out: usize,
-        reported: Option<Time>,
-        reports: impl Iterator<Item = (&'r str, &'r Self::Report)>,
-        before: Option<&Self::Status>,
-        now: &Time,
-    ) -> Self::Status
-    where
-        Self::Report: 'r;
-
-    /// The time of the last report in a status.
-    fn reported(status: &Self::Status) -> Option<&Time>;
 
     /// Whether two reports differ in more than counters.
     fn is_news(before: &Self::Report, now: &Self::Report) -> bool;
 
-    /// Whether two statuses differ in counters and the time of the last report only.
-    fn are_counts(before: &Self::Status, now: &Self::Status) -> bool;
-}
+    /// Aggregates the reports into the status.
+    fn sum(
+        asked: &Asked,
+        reports: Vec<(&str, &Self::Report)>,
+        before: Option<&Self::Status>,
+        now: &Time,
+    ) -> Self::Status;
 
-/// The report of a node on the objects of a book.
-#[derive(Debug)]
-pub(super) struct OfNode<R> {
-    pub(super) reported: Option<Timestamp>,
-    pub(super) reports: Vec<R>,
-    /// The node has more to report than a MirrorNode holds.
-    pub(super) has_more: bool,
+    /// The time of the last report in a status.
+    fn reported(status: &Self::Status) -> Option<&Time>;
+
+    /// The Events that follow from a change of the status.
+    fn said<'s>(_before: Option<&Self::Status>, _status: &'s Self::Status) -> Vec<Said<'s>> {
+        Vec::new()
+    }
 }
 
 #[derive(Debug)]
 pub(super) struct Write<S: Summed> {
-    pub(super) key: S::Key,
+    pub(super) key: Key,
     pub(super) uid: String,
     pub(super) status: S::Status,
     /// The present status.
@@ -89,36 +100,38 @@ pub(super) struct Write<S: Summed> {
 /// The state of all nodes and objects.
 #[derive(Debug)]
 pub(super) struct Book<S: Summed> {
-    nodes: BTreeMap<String, Node<S::Key>>,
+    nodes: BTreeMap<String, Node>,
+    /// All nodes have been listed at least once. Nothing is due before.
+    is_complete: bool,
     /// The reports on each object, by node.
-    reports: BTreeMap<S::Key, BTreeMap<String, S::Report>>,
-    objects: BTreeMap<S::Key, Entry<S>>,
+    reports: BTreeMap<Key, BTreeMap<String, S::Report>>,
+    objects: BTreeMap<Key, Entry<S>>,
     /// When the status of an object is summed up next.
-    due: BTreeSet<(Instant, S::Key)>,
+    due: BTreeSet<(Instant, Key)>,
 }
 
-#[derive(Debug)]
-struct Node<K> {
+#[derive(Debug, Default)]
+struct Node {
     reported: Option<Timestamp>,
-    is_stale: bool,
+    /// The report is not too old.
+    counts: bool,
     /// The objects in the node's report.
-    keys: BTreeSet<K>,
-    /// The last of these, if the node has more to report than a MirrorNode holds.
-    last: Option<K>,
+    keys: BTreeSet<Key>,
+    /// The node has more to report than a MirrorNode holds.
+    has_more: bool,
 }
 
-impl<K: Ord> Node<K> {
-    /// Whether the node's report may lack this object because there was no room.
-    fn may_have_left_out(&self, key: &K) -> bool {
-        !self.is_stale && self.last.as_ref().is_some_and(|last| last < key)
+impl Node {
+    /// The last object in the report, if the report may lack the objects after it because there was no room.
+    fn last(&self) -> Option<&Key> {
+        self.keys.last().filter(|_| self.has_more)
     }
 }
 
 #[derive(Debug)]
 struct Entry<S: Summed> {
     uid: String,
-    generation: i64,
-    asked: S::Asked,
+    asked: Asked,
     /// The status in the API server.
     status: Option<S::Status>,
     /// Times of the last sum and of the last write.
@@ -134,99 +147,87 @@ impl<S: Summed> Book<S> {
     pub(super) const fn new() -> Self {
         Self {
             nodes: BTreeMap::new(),
+            is_complete: false,
             reports: BTreeMap::new(),
             objects: BTreeMap::new(),
             due: BTreeSet::new(),
         }
     }
 
+    /// Notes that all nodes have been listed.
+    pub(super) const fn complete(&mut self) {
+        self.is_complete = true;
+    }
+
     /// Updates the report of a node, or removes the node.
     pub(super) fn set_node(
         &mut self,
-        node: &str,
-        report: Option<OfNode<S::Report>>,
+        name: &str,
+        status: Option<&mut MirrorNodeStatus>,
         now: Instant,
         at: Timestamp,
     ) {
-        let (before, is_there) = (self.nodes.remove(node), report.is_some());
-        let nothing = OfNode { reported: None, reports: Vec::new(), has_more: false };
-        let OfNode { reported, reports, has_more } = report.unwrap_or(nothing);
-        let keys: BTreeSet<_> = reports.iter().map(S::key).collect();
-        let is_stale = !is_current(reported, at);
-        let last = keys.last().filter(|_| has_more).cloned();
-        let (mut changed, mut counted) = (BTreeSet::new(), BTreeSet::new());
-        if let Some(before) = &before {
-            for key in before.keys.difference(&keys) {
-                if let Some(reports) = self.reports.get_mut(key) {
-                    reports.remove(node);
-                    if reports.is_empty() {
-                        self.reports.remove(key);
-                    }
-                }
-                changed.insert(key.clone());
-            }
+        let before = self.nodes.remove(name).unwrap_or_default();
+        let (mut node, mut reports, is_there) = (Node::default(), Vec::new(), status.is_some());
+        let mut reported = None;
+        if let Some(status) = status {
+            (reports, node.has_more) = S::take(status);
+            reported = status.last_report_time.as_ref();
+            node.reported = reported.map(|Time(at)| *at);
+            node.counts = is_current(node.reported, at);
+            node.keys = reports.iter().map(S::key).collect();
         }
+        // The objects with a change, and whether it is more than counters.
+        let mut marks = Vec::new();
+        for key in before.keys.difference(&node.keys) {
+            if let Some(reports) = self.reports.get_mut(key) {
+                reports.remove(name);
+                if reports.is_empty() {
+                    self.reports.remove(key);
+                }
+            }
+            marks.push((key.clone(), true));
+        }
+        let is_renewed = |status| is_renewed(S::reported(status), reported);
         for report in reports {
             let key = S::key(&report);
             let of = self.reports.entry(key.clone()).or_default();
-            let before = of.get(node);
-            if before != Some(&report) {
-                let is_news = before.is_none_or(|before| S::is_news(before, &report));
-                if is_news { &mut changed } else { &mut counted }.insert(key);
-                of.insert(node.to_owned(), report);
+            let status = self.objects.get(&key).and_then(|entry| entry.status.as_ref());
+            match of.get(name) {
+                Some(before) if *before == report && !status.is_some_and(is_renewed) => {}
+                before => marks.push((key, before.is_none_or(|before| S::is_news(before, &report)))),
             }
+            of.insert(name.to_owned(), report);
         }
-        if let Some(reported) = reported.filter(|_| !is_stale).map(Time) {
-            let is_renewed = |of: &S::Status| is_renewed(S::reported(of), Some(&reported));
-            let status = |key| self.objects.get(key)?.status.as_ref();
-            counted.extend(keys.iter().filter(|key| status(key).is_some_and(is_renewed)).cloned());
+        if before.counts != node.counts {
+            marks.extend(node.keys.iter().map(|key| (key.clone(), true)));
         }
-        let was = before.as_ref();
-        if was.is_some_and(|before| before.is_stale != is_stale) {
-            changed.extend(keys.iter().cloned());
-        }
-        if was.and_then(|before| before.last.as_ref()) != last.as_ref() {
-            changed.extend(self.objects.keys().cloned());
+        if before.last() != node.last() {
+            marks.extend(self.objects.keys().map(|key| (key.clone(), true)));
         }
         if is_there {
-            self.nodes.insert(node.to_owned(), Node { reported, is_stale, keys, last });
+            self.nodes.insert(name.to_owned(), node);
         }
-        counted.iter().for_each(|key| self.mark(key, false, now));
-        changed.iter().for_each(|key| self.mark(key, true, now));
+        marks.iter().for_each(|(key, is_news)| self.mark(key, *is_news, now));
     }
 
-    /// Updates an object. `asked` reads its spec, and is called only if the object is new or changed.
+    /// Updates an object.
     pub(super) fn set(
         &mut self,
-        key: S::Key,
-        uid: &str,
-        generation: i64,
+        key: Key,
+        uid: String,
+        asked: Asked,
         status: Option<S::Status>,
-        asked: impl FnOnce() -> S::Asked,
         now: Instant,
     ) {
-        match self.objects.get_mut(&key) {
-            Some(entry) if entry.uid == uid && entry.generation == generation => {
-                if entry.status == status {
-                    return;
-                }
-                entry.status = status;
-            }
-            _ => {
-                let due = self.objects.get(&key).and_then(|entry| entry.due);
-                let (uid, asked) = (uid.to_owned(), asked());
-                let (has_news, pace) = (false, Pace::new(PACE, BURST));
-                let entry = Entry {
-                    uid,
-                    generation,
-                    asked,
-                    status,
-                    looked: None,
-                    written: None,
-                    due,
-                    has_news,
-                    pace,
-                };
+        match self.objects.get_mut(&key).filter(|entry| entry.uid == uid) {
+            Some(entry) if entry.asked == asked && entry.status == status => return,
+            Some(entry) => (entry.asked, entry.status) = (asked, status),
+            None => {
+                self.remove(&key);
+                let (looked, written, due, has_news) = (None, None, None, false);
+                let pace = Pace::new(PACE, BURST);
+                let entry = Entry { uid, asked, status, looked, written, due, has_news, pace };
                 self.objects.insert(key.clone(), entry);
             }
         }
@@ -234,69 +235,37 @@ impl<S: Summed> Book<S> {
     }
 
     /// Removes an object that was deleted.
-    pub(super) fn remove(&mut self, key: &S::Key) {
+    pub(super) fn remove(&mut self, key: &Key) {
         if let Some(due) = self.objects.remove(key).and_then(|entry| entry.due) {
             self.due.remove(&(due, key.clone()));
         }
     }
 
-    pub(super) fn nodes(&self) -> impl Iterator<Item = &String> {
-        self.nodes.keys()
+    /// The numbers of nodes, of reports that are ignored because they are too old, and of objects.
+    pub(super) fn sizes(&self) -> (usize, usize, usize) {
+        let stale = self.nodes.values().filter(|node| !node.counts).count();
+        (self.nodes.len(), stale, self.objects.len())
     }
 
-    /// The number of reports that are ignored because they are too old.
-    pub(super) fn stale(&self) -> usize {
-        self.nodes.values().filter(|node| node.is_stale).count()
-    }
-
-    pub(super) fn objects(&self) -> impl Iterator<Item = &S::Key> {
-        self.objects.keys()
-    }
-
-    /// Marks reports that have become too old.
-    pub(super) fn expire(&mut self, now: Instant, at: Timestamp) {
-        let mut changed = BTreeSet::new();
-        for node in self.nodes.values_mut() {
-            if std::mem::replace(&mut node.is_stale, !is_current(node.reported, at)) != node.is_stale {
-                changed.extend(node.keys.iter().cloned());
-                if node.last.is_some() {
-                    changed.extend(self.objects.keys().cloned());
-                }
+    /// Returns the next status to write. If none is due, returns when to call this again: at the latest after
+    /// [`SETTLE`], because no change is due earlier than that.
+    pub(super) fn due(&mut self, now: Instant, at: Timestamp) -> Result<Write<S>, Instant> {
+        let mut next = now + SETTLE;
+        if !self.is_complete {
+            return Err(next);
+        }
+        self.expire(now, at);
+        while let Some((due, key)) = self.due.first().cloned() {
+            if due > now {
+                next = next.min(due);
+                break;
+            }
+            self.due.pop_first();
+            if let Some(write) = self.sum(key, now, at) {
+                return Ok(write);
             }
         }
-        changed.iter().for_each(|key| self.mark(key, true, now));
-    }
-
-    /// When the next status is due to be summed up.
-    pub(super) fn next(&self) -> Option<Instant> {
-        self.due.first().map(|(due, _)| *due)
-    }
-
-    /// Returns the next status to write, if one is due.
-    pub(super) fn due(&mut self, now: Instant, at: Timestamp) -> Option<Write<S>> {
-        let counts_pace = self.counts_pace();
-        while self.next().is_some_and(|due| due <= now) {
-            let (_, key) = self.due.pop_first()?;
-            let Some(status) = self.sum(&key, at) else { continue };
-            let Some(entry) = self.objects.get_mut(&key) else { continue };
-            (entry.due, entry.looked) = (None, Some(now));
-            if std::mem::take(&mut entry.has_news) {
-                entry.pace.take(now);
-            }
-            if entry.status.as_ref() == Some(&status) {
-                continue;
-            }
-            let are_counts = entry.status.as_ref().is_some_and(|before| S::are_counts(before, &status));
-            if let Some(later) = entry.written.map(|written| written + counts_pace)
-                && are_counts
-                && now < later
-            {
-                self.set_due(&key, later);
-                continue;
-            }
-            return Some(Write { uid: entry.uid.clone(), before: entry.status.clone(), key, status });
-        }
-        None
+        Err(next)
     }
 
     /// Notes whether a status was written.
@@ -312,6 +281,20 @@ impl<S: Summed> Book<S> {
         }
     }
 
+    /// Marks reports that have become too old.
+    fn expire(&mut self, now: Instant, at: Timestamp) {
+        let mut changed = BTreeSet::new();
+        for node in self.nodes.values_mut() {
+            if std::mem::replace(&mut node.counts, is_current(node.reported, at)) != node.counts {
+                changed.extend(node.keys.iter().cloned());
+                if node.has_more {
+                    changed.extend(self.objects.keys().cloned());
+                }
+            }
+        }
+        changed.iter().for_each(|key| self.mark(key, true, now));
+    }
+
     /// The shortest time between two writes of one status if only counters have changed.
     fn counts_pace(&self) -> Duration {
         let seconds = self.objects.len() * self.nodes.len() / MOST_SENT_A_SECOND;
@@ -319,45 +302,54 @@ impl<S: Summed> Book<S> {
     }
 
     /// Schedules an object after a change. `is_news`: more than counters have changed.
-    fn mark(&mut self, key: &S::Key, is_news: bool, now: Instant) {
+    fn mark(&mut self, key: &Key, is_news: bool, now: Instant) {
+        let counts_pace = self.counts_pace();
         if let Some(entry) = self.objects.get_mut(key) {
             entry.has_news |= is_news;
             let earliest = match is_news {
                 true => entry.pace.next(),
-                false => entry.looked.map(|looked| looked + PACE),
+                false => entry.looked.map(|at| at + PACE).max(entry.written.map(|at| at + counts_pace)),
             };
             self.set_due(key, earliest.unwrap_or(now).max(now + SETTLE));
         }
     }
 
     /// Schedules the sum of an object's status, unless it is already scheduled earlier.
-    fn set_due(&mut self, key: &S::Key, at: Instant) {
+    fn set_due(&mut self, key: &Key, at: Instant) {
         let Some(entry) = self.objects.get_mut(key) else { return };
-        if let Some(before) = entry.due {
-            if before <= at {
-                return;
-            }
+        if entry.due.is_some_and(|before| before <= at) {
+            return;
+        }
+        if let Some(before) = entry.due.replace(at) {
             self.due.remove(&(before, key.clone()));
         }
-        entry.due = Some(at);
         self.due.insert((at, key.clone()));
     }
 
-    fn sum(&self, key: &S::Key, at: Timestamp) -> Option<S::Status> {
-        let entry = self.objects.get(key)?;
-        let reports = self.reports.get(key).into_iter().flatten();
-        let counts = |node: &str| self.nodes.get(node).is_some_and(|node| !node.is_stale);
-        // A report about a deleted object of the same name does not count for this one.
-        let reports = reports.filter(|(node, report)| S::uid(report) == entry.uid && counts(node));
-        let reports = reports.map(|(node, report)| (node.as_str(), report));
+    /// Aggregates the status of an object, and returns it if it has changed.
+    fn sum(&mut self, key: Key, now: Instant, at: Timestamp) -> Option<Write<S>> {
+        let entry = self.objects.get_mut(&key)?;
+        (entry.due, entry.looked) = (None, Some(now));
+        if std::mem::take(&mut entry.has_news) {
+            entry.pace.take(now);
+        }
+        let reports = self.reports.get(&key).into_iter().flatten().filter_map(|(name, report)| {
+            // A report about a deleted object of the same name does not count for this one.
+            let node = self.nodes.get(name).filter(|node| node.counts && S::uid(report) == entry.uid)?;
+            Some((name.as_str(), report, node.reported))
+        });
         // The clock of a node can be ahead.
-        let reported = reports.clone().filter_map(|(node, _)| self.nodes.get(node)?.reported).max();
+        let reported = reports.clone().filter_map(|(.., reported)| reported).max();
         let reported = reported.map(|reported| reported.min(at));
-        let left_out = self.nodes.values().filter(|node| node.may_have_left_out(key)).count();
+        let is_left_out = |node: &&Node| node.counts && node.last().is_some_and(|last| *last < key);
+        let left_out = self.nodes.values().filter(is_left_out).count();
         // The API server stores whole seconds.
         let seconds = |at: Timestamp| Time(Timestamp::from_second(at.as_second()).unwrap_or(at));
-        let (now, reported) = (seconds(at), reported.map(seconds));
-        Some(S::sum(&entry.asked, left_out, reported, reports, entry.status.as_ref(), &now))
+        let asked = Asked { left_out, reported: reported.map(seconds), ..entry.asked.clone() };
+        let reports = reports.map(|(name, report, _)| (name, report)).collect();
+        let status = S::sum(&asked, reports, entry.status.as_ref(), &seconds(at));
+        let (uid, before) = (entry.uid.clone(), entry.status.clone());
+        (before.as_ref() != Some(&status)).then_some(Write { key, uid, status, before })
     }
 }
 

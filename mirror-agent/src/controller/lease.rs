@@ -18,43 +18,25 @@ use kube::{
 use tokio::time::{Instant, sleep, timeout};
 use tracing::{debug, warn};
 
-use super::Health;
+use super::{Health, Identity};
 
 /// A `Lease` object of the API, for this replica.
 pub(super) struct Lease {
     api: Api<Object>,
-    name: String,
-    /// The identity of this replica.
-    holder: String,
-    duration: Duration,
+    identity: Identity,
     health: Health,
     /// The last spec of another holder, and the time since which it is unchanged.
     seen: Option<(LeaseSpec, Instant)>,
 }
 
-/// The next step for the object.
-#[derive(Debug, PartialEq)]
-enum Step {
-    /// Write it: this replica holds it, or it is free.
-    Write,
-    /// Another replica holds it.
-    Wait,
-}
-
 impl Lease {
-    pub(super) fn new(
-        client: Client,
-        (namespace, name): (&str, String),
-        holder: String,
-        duration: Duration,
-        health: Health,
-    ) -> Self {
-        Self { api: Api::namespaced(client, namespace), name, holder, duration, health, seen: None }
+    pub(super) fn new(client: Client, identity: Identity, health: Health) -> Self {
+        Self { api: Api::namespaced(client, &identity.namespace), identity, health, seen: None }
     }
 
     /// Interval of the attempts to acquire or renew it.
     fn pace(&self) -> Duration {
-        self.duration / 3
+        self.identity.duration / 3
     }
 
     /// Waits until this replica holds the Lease.
@@ -66,7 +48,10 @@ impl Lease {
                 Ok(false) => told = None,
                 Err(error) => {
                     if told.as_ref() != Some(&error) {
-                        warn!(lease = self.name, error, "cannot acquire the Lease; the controller retries");
+                        warn!(
+                            lease = self.identity.lease,
+                            error, "cannot acquire the Lease; the controller retries"
+                        );
                         told = Some(error);
                     }
                 }
@@ -83,10 +68,10 @@ impl Lease {
             match self.attempt().await {
                 Ok(true) => renewed = Instant::now(),
                 Ok(false) => return,
-                Err(error) => debug!(lease = self.name, error, "cannot renew the Lease"),
+                Err(error) => debug!(lease = self.identity.lease, error, "cannot renew the Lease"),
             }
             // One more attempt would be too late.
-            if renewed.elapsed() + self.pace() >= self.duration {
+            if renewed.elapsed() + self.pace() >= self.identity.duration {
                 return;
             }
         }
@@ -96,35 +81,35 @@ impl Lease {
     pub(super) async fn release(&mut self) {
         let released = timeout(self.pace(), self.write_with(None)).await;
         if !matches!(released, Ok(Ok(true))) {
-            debug!(lease = self.name, "the Lease was not released");
+            debug!(lease = self.identity.lease, "the Lease was not released");
         }
     }
 
     /// Acquires or renews the Lease, if it is free or held by this replica. Returns whether this replica holds it then.
     async fn attempt(&mut self) -> Result<bool, String> {
-        let holder = Some(self.holder.clone());
+        let holder = Some(self.identity.holder.clone());
         match timeout(self.pace(), self.write_with(holder)).await {
             Ok(Ok(is_held)) => {
                 self.health.answered();
                 Ok(is_held)
             }
-            Ok(Err(error)) => Err(error.to_string()),
+            Ok(Err(error)) => Err(mirror_client::in_words(&error)),
             Err(_) => Err("no answer".to_owned()),
         }
     }
 
     /// Writes `holder`, if the Lease is free or held by this replica. Returns whether it was written.
     async fn write_with(&mut self, holder: Option<String>) -> kube::Result<bool> {
-        let found = self.api.get_opt(&self.name).await?;
+        let found = self.api.get_opt(&self.identity.lease).await?;
         let before = found.as_ref().and_then(|object| object.spec.clone()).unwrap_or_default();
-        if self.judge(&before, Instant::now()) == Step::Wait {
+        if !self.is_free(&before, Instant::now()) {
             return Ok(false);
         }
         let now = MicroTime(Timestamp::now());
-        let is_ours = before.holder_identity.as_ref() == Some(&self.holder);
+        let is_ours = before.holder_identity.as_ref() == Some(&self.identity.holder);
         let transitions = before.lease_transitions.unwrap_or(0);
         let spec = LeaseSpec {
-            lease_duration_seconds: i32::try_from(self.duration.as_secs()).ok(),
+            lease_duration_seconds: i32::try_from(self.identity.duration.as_secs()).ok(),
             acquire_time: before.acquire_time.filter(|_| is_ours).or(Some(now.clone())),
             renew_time: Some(now),
             lease_transitions: Some(transitions.saturating_add(i32::from(!is_ours && found.is_some()))),
@@ -134,10 +119,11 @@ impl Lease {
         let written = match found {
             Some(object) => {
                 let object = Object { spec: Some(spec), ..object };
-                self.api.replace(&self.name, &PostParams::default(), &object).await
+                self.api.replace(&self.identity.lease, &PostParams::default(), &object).await
             }
             None => {
-                let metadata = ObjectMeta { name: Some(self.name.clone()), ..ObjectMeta::default() };
+                let metadata =
+                    ObjectMeta { name: Some(self.identity.lease.clone()), ..ObjectMeta::default() };
                 self.api.create(&PostParams::default(), &Object { metadata, spec: Some(spec) }).await
             }
         };
@@ -149,11 +135,12 @@ impl Lease {
         }
     }
 
-    fn judge(&mut self, found: &LeaseSpec, now: Instant) -> Step {
+    /// Whether this replica holds it or can take it.
+    fn is_free(&mut self, found: &LeaseSpec, now: Instant) -> bool {
         let holder = found.holder_identity.as_deref().unwrap_or_default();
-        if holder.is_empty() || holder == self.holder {
+        if holder.is_empty() || holder == self.identity.holder {
             self.seen = None;
-            return Step::Write;
+            return true;
         }
         // The clocks of two nodes may differ: only the time without a change, as seen here, counts.
         let since = match &self.seen {
@@ -162,8 +149,8 @@ impl Lease {
         };
         self.seen = Some((found.clone(), since));
         let seconds = found.lease_duration_seconds.and_then(|seconds| u64::try_from(seconds).ok());
-        let duration = seconds.map_or(self.duration, Duration::from_secs);
-        if now.duration_since(since) > duration { Step::Write } else { Step::Wait }
+        let duration = seconds.map_or(self.identity.duration, Duration::from_secs);
+        now.duration_since(since) > duration
     }
 }
 

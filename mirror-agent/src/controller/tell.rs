@@ -3,34 +3,16 @@
 //! Pure. [`controller`](super) posts them when it has written the status. A restarted controller compares with the
 //! status in the API server, so it posts nothing twice.
 
-use k8s_openapi::api::core::v1::ObjectReference;
-use kube::Resource as _;
 use mirror_api::{
-    ClusterMirror, Mirror, MirrorStatus,
+    MirrorStatus,
     sum::{ACCEPTED, COVERED, ENDED, condition_of},
 };
 
-use super::{
-    book::Write,
-    kinds::{Key, Mirrors},
-};
-use crate::events::message::Message;
-
-/// The Events that follow from a written status.
-pub(super) fn messages(write: &Write<Mirrors>) -> Vec<Message> {
-    let said = |(is_warning, reason, note): Said| Message {
-        about: about(write),
-        is_warning,
-        reason: reason.to_owned(),
-        note: note.to_owned(),
-    };
-    said_of(write.before.as_ref(), &write.status).into_iter().map(said).collect()
-}
-
 /// Whether it is a warning, the reason, and the note.
-type Said<'s> = (bool, &'s str, &'s str);
+pub(super) type Said<'s> = (bool, &'s str, &'s str);
 
-fn said_of<'s>(before: Option<&MirrorStatus>, status: &'s MirrorStatus) -> Vec<Said<'s>> {
+/// The Events that follow from a status that was written.
+pub(super) fn said<'s>(before: Option<&MirrorStatus>, status: &'s MirrorStatus) -> Vec<Said<'s>> {
     // The condition, if it has just changed to this value.
     let turned = |type_, value| {
         let before =
@@ -62,21 +44,6 @@ fn said_of<'s>(before: Option<&MirrorStatus>, status: &'s MirrorStatus) -> Vec<S
     said
 }
 
-fn about(Write { key: Key { namespace, name }, uid, .. }: &Write<Mirrors>) -> ObjectReference {
-    let (api_version, kind) = match namespace {
-        Some(_) => (Mirror::api_version(&()), Mirror::kind(&())),
-        None => (ClusterMirror::api_version(&()), ClusterMirror::kind(&())),
-    };
-    ObjectReference {
-        api_version: Some(api_version.into_owned()),
-        kind: Some(kind.into_owned()),
-        namespace: namespace.clone(),
-        name: Some(name.clone()),
-        uid: Some(uid.clone()),
-        ..ObjectReference::default()
-    }
-}
-
 #[cfg(test)]
 mod tests {
     #![expect(clippy::unwrap_used, reason = "tests panic")]
@@ -104,7 +71,7 @@ mod tests {
     #[test]
     fn each_turn_is_told_once() {
         let words = |before: Option<&MirrorStatus>, status: &MirrorStatus| {
-            said_of(before, status).iter().map(|said| said.1.to_owned()).collect::<Vec<_>>()
+            said(before, status).iter().map(|said| said.1.to_owned()).collect::<Vec<_>>()
         };
         let nothing = status(None, (0, 0, 0), false);
         assert_eq!(words(None, &nothing), Vec::<String>::new());

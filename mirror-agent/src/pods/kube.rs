@@ -42,14 +42,13 @@ use tokio::{
     time::Instant,
 };
 
+pub(crate) use self::resource::ResourceObject;
 pub use self::{bounded::Bounded, resource::Kind};
-pub(crate) use self::{bounded::WithStatus, resource::metadata};
 use self::{
     follow::Follower,
     installation::Installation,
     kept::{Deleted, Keep, Kept},
     object::{PodObject, TOO_LONG},
-    resource::ResourceObject,
 };
 use super::{PodSource, SourceState, static_pods::StaticPods};
 use crate::model::{Pod, Resource, TargetResource};

@@ -5,8 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 
 use super::{
-    ACCEPTED, READY, Value, condition, is_renewed, most_told, name, no_nodes, not_refused, number, observed,
-    of_type, text, word,
+    ACCEPTED, Asked, READY, Value, condition, is_renewed, most_told, name, no_nodes, not_refused, number,
+    observed, of_type, text, word,
 };
 use crate::{Cut, MirrorTargetStatus, NotReady, Refusal, TargetNodes, TargetSummary};
 
@@ -17,21 +17,6 @@ pub const MOST_NOT_READY: usize = 20;
 pub const TARGET_REFUSED: &str = "TargetRefused";
 /// The reason of a node that has the target, but cannot copy to it now.
 pub const TARGET_DOWN: &str = "TargetDown";
-
-/// A MirrorTarget, as far as its status depends on it.
-#[derive(Debug, Clone, Default, PartialEq)]
-pub struct Asked {
-    /// `metadata.generation`.
-    pub generation: i64,
-    /// The kind of its destination, and the destination in short; `None`: it is refused.
-    pub destination: Option<(String, String)>,
-    /// Why no node can have it, where that does not depend on the node.
-    pub refused: Option<Refusal>,
-    /// Number of nodes that have more to report than a MirrorNode holds, and may have omitted it.
-    pub left_out: usize,
-    /// The time of the last report on it that counts.
-    pub reported: Option<Time>,
-}
 
 /// The status of a MirrorTarget. The arguments are those of [`sum`](super::sum()).
 pub fn sum<'r>(

@@ -71,7 +71,7 @@ fn node(node: MirrorNode) {
         assert_eq!(of, before, "nothing has changed");
     }
     for target in &report.targets {
-        let asked = sum::target::Asked::default();
+        let asked = sum::Asked::default();
         let of = sum::target::sum(&asked, each(2).map(|node| (node, target)), None, &now);
         status(&to_value(&of).unwrap());
         let before: MirrorTargetStatus = from_value(to_value(&of).unwrap()).unwrap();

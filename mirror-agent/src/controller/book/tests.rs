@@ -3,19 +3,16 @@
 #![expect(clippy::unwrap_used, reason = "tests panic")]
 
 use k8s_openapi::jiff::SignedDuration;
-use mirror_api::{
-    MirrorNodeStatus, MirrorStatus, MirrorSummary, Packets, Pods, TargetSummary,
-    sum::{Asked, RENEW, target},
-};
+use mirror_api::{MirrorStatus, MirrorSummary, Packets, Pods, TargetSummary, sum::RENEW};
 
 use super::*;
-use crate::controller::kinds::{Key, Mirrors, Targets, of_node};
+use crate::model::{Resource, TargetResource};
 
 const STALE: Duration = Duration::from_secs(15 * 60);
 
 /// A running controller: the server accepts every write, and the watch returns it.
 struct Run {
-    book: Book<Mirrors>,
+    book: Book<Resource>,
     begun: Instant,
     now: Instant,
     /// The writes: seconds, names and statuses.
@@ -25,7 +22,9 @@ struct Run {
 impl Run {
     fn new() -> Self {
         let now = Instant::now();
-        Self { book: Book::new(), begun: now, now, written: Vec::new() }
+        let mut book = Book::new();
+        book.complete();
+        Self { book, begun: now, now, written: Vec::new() }
     }
 
     /// The wall-clock time.
@@ -34,14 +33,17 @@ impl Run {
     }
 
     fn mirror(&mut self, name: &str, uid: &str, generation: i64) {
-        let asked = || Asked { generation, ..Asked::default() };
-        self.book.set(key(name), uid, generation, None, asked, self.now);
+        self.book.set(key(name), uid.into(), asked(generation), None, self.now);
     }
 
     fn node(&mut self, node: &str, mirrors: Vec<MirrorSummary>) {
-        let status =
-            MirrorNodeStatus { last_report_time: Some(Time(self.at())), mirrors, ..Default::default() };
-        self.book.set_node(node, Some(of_node(status).0), self.now, self.at());
+        self.report(node, mirrors, Some(self.at()));
+    }
+
+    fn report(&mut self, node: &str, mirrors: Vec<MirrorSummary>, reported: Option<Timestamp>) {
+        let last_report_time = reported.map(Time);
+        let mut status = MirrorNodeStatus { last_report_time, mirrors, ..Default::default() };
+        self.book.set_node(node, Some(&mut status), self.now, self.at());
     }
 
     /// Advances the time by `seconds`, and writes what is due.
@@ -49,15 +51,14 @@ impl Run {
         let end = self.now + Duration::from_secs(seconds);
         while self.now < end {
             self.now += Duration::from_millis(500);
-            self.book.expire(self.now, self.at());
-            while let Some(write) = self.book.due(self.now, self.at()) {
+            while let Ok(write) = self.book.due(self.now, self.at()) {
                 let Write { key, uid, status, .. } = &write;
                 self.book.note(&write, true, self.now);
                 let after = self.now.duration_since(self.begun).as_secs();
                 self.written.push((after, key.name.clone(), status.clone()));
-                let generation = self.book.objects[key].generation;
-                let asked = || unreachable!("nothing of it is new");
-                self.book.set(key.clone(), uid, generation, Some(status.clone()), asked, self.now);
+                let asked = self.book.objects[key].asked.clone();
+                self.book.set(key.clone(), uid.clone(), asked, Some(status.clone()), self.now);
+                assert!(self.book.objects[key].due.is_none(), "nothing of it is new");
             }
         }
         self
@@ -68,6 +69,10 @@ impl Run {
         let written = std::mem::take(&mut self.written);
         written.into_iter().map(|(at, name, status)| (at, name, status.pods.selected)).collect()
     }
+}
+
+fn asked(generation: i64) -> Asked {
+    Asked { generation, ..Asked::default() }
 }
 
 fn key(name: &str) -> Key {
@@ -190,10 +195,10 @@ fn a_node_that_goes_away_and_a_report_that_is_too_old_do_not_count() {
     run.book.set_node("two", None, run.now, run.at());
     run.pass(20);
     assert_eq!(run.told(), told(&[(1, "a", 5), (21, "a", 2)]));
-    assert_eq!(run.book.stale(), 0);
+    assert_eq!(run.book.sizes().1, 0);
     run.pass(STALE.as_secs());
     assert_eq!(run.told(), told(&[(901, "a", 0)]));
-    assert_eq!(run.book.stale(), 1);
+    assert_eq!(run.book.sizes().1, 1);
     // Its agent runs again.
     run.node("one", vec![report("a", 2, 0)]);
     run.pass(20);
@@ -205,16 +210,10 @@ fn a_node_that_goes_away_and_a_report_that_is_too_old_do_not_count() {
 fn a_report_without_a_time_or_from_the_future_does_not_count() {
     let mut run = Run::new();
     run.mirror("a", "uid-a", 1);
-    let status = |last_report_time| MirrorNodeStatus {
-        last_report_time,
-        mirrors: vec![report("a", 2, 0)],
-        ..Default::default()
-    };
-    run.book.set_node("one", Some(of_node(status(None)).0), run.now, run.at());
-    let ahead = Some(Time(run.at() + Duration::from_secs(3600)));
-    run.book.set_node("two", Some(of_node(status(ahead)).0), run.now, run.at());
+    run.report("one", vec![report("a", 2, 0)], None);
+    run.report("two", vec![report("a", 2, 0)], Some(run.at() + Duration::from_secs(3600)));
     run.pass(20);
-    assert_eq!((run.told(), run.book.stale()), (told(&[(1, "a", 0)]), 2));
+    assert_eq!((run.told(), run.book.sizes().1), (told(&[(1, "a", 0)]), 2));
     // No more reports arrive from there. When the time of the report has passed, it soon counts as too old.
     run.pass(2 * 3600);
     let written = run.told();
@@ -232,7 +231,7 @@ fn a_report_on_a_mirror_of_the_same_name_before_it_does_not_count() {
     run.book.remove(&key("a"));
     run.node("one", vec![report("a", 7, 0)]);
     assert_eq!(run.pass(60).told(), []);
-    assert_eq!(run.book.next(), None);
+    assert!(run.book.due.is_empty());
     run.mirror("a", "uid-a", 1);
     run.pass(5);
     assert_eq!(run.told(), told(&[(66, "a", 7)]));
@@ -247,13 +246,13 @@ fn what_a_node_has_no_room_for_is_not_known() {
     };
     run.mirror("a", "uid-a", 1);
     run.mirror("z", "uid-z", 1);
-    let status = MirrorNodeStatus {
+    let mut status = MirrorNodeStatus {
         mirrors: vec![report("b", 1, 0), report("c", 1, 0)],
         more_mirrors: Some(1),
         last_report_time: Some(Time(run.at())),
         ..MirrorNodeStatus::default()
     };
-    run.book.set_node("one", Some(of_node(status).0), run.now, run.at());
+    run.book.set_node("one", Some(&mut status), run.now, run.at());
     run.pass(5);
     assert_eq!(unknown(&run), [("a".into(), "NoPods".into()), ("z".into(), "NotAllTold".to_owned())]);
 }
@@ -265,41 +264,41 @@ fn a_write_that_has_failed_is_tried_again_later() {
     run.now += SETTLE;
     let write = run.book.due(run.now, run.at()).unwrap();
     run.book.note(&write, false, run.now);
-    assert_eq!(run.book.next(), Some(run.now + PACE));
+    assert_eq!(run.book.due.first().unwrap().0, run.now + PACE);
     // Another client has written the status: the controller writes it again.
     run.pass(15);
     assert_eq!(run.told().len(), 1);
     let status = MirrorStatus::default();
-    run.book.set(key("a"), "uid-a", 1, Some(status), Asked::default, run.now);
+    run.book.set(key("a"), "uid-a".into(), asked(1), Some(status), run.now);
     assert_eq!(run.pass(15).told().len(), 1);
 }
 
 #[test]
 fn a_mirror_target_has_the_sum_of_the_nodes_that_report_on_it() {
     let mut run = Run::new();
-    let mut book = Book::<Targets>::new();
-    let asked = || target::Asked { generation: 1, ..target::Asked::default() };
-    book.set("ids".to_owned(), "uid-ids", 1, None, asked, run.now);
-    let report = |run: &Run, book: &mut Book<Targets>, node: &str, (name, uid): (&str, &str), more| {
+    let mut book = Book::<TargetResource>::new();
+    book.complete();
+    let ids = Key { namespace: None, name: "ids".into() };
+    book.set(ids.clone(), "uid-ids".into(), asked(1), None, run.now);
+    let report = |run: &Run, book: &mut Book<TargetResource>, node: &str, (name, uid): (&str, &str), more| {
         let target = TargetSummary { name: name.into(), uid: uid.into(), ..TargetSummary::default() };
         let (last_report_time, targets) = (Some(Time(run.at())), vec![target]);
-        let status = MirrorNodeStatus { last_report_time, targets, more_targets: more, ..Default::default() };
-        book.set_node(node, Some(of_node(status).1), run.now, run.at());
+        let mut status =
+            MirrorNodeStatus { last_report_time, targets, more_targets: more, ..Default::default() };
+        book.set_node(node, Some(&mut status), run.now, run.at());
     };
     report(&run, &mut book, "one", ("ids", "uid-ids"), None);
     report(&run, &mut book, "two", ("ids", "uid-ids"), None);
     report(&run, &mut book, "old", ("ids", "uid-before"), None);
     run.now += SETTLE;
     let write = book.due(run.now, run.at()).unwrap();
-    let ready = |write: &Write<Targets>| (write.status.nodes.ready, write.status.nodes.desired);
-    assert_eq!((write.key.as_str(), write.uid.as_str(), ready(&write)), ("ids", "uid-ids", (2, 2)));
+    let ready = |write: &Write<TargetResource>| (write.status.nodes.ready, write.status.nodes.desired);
+    assert_eq!((&write.key, write.uid.as_str(), ready(&write)), (&ids, "uid-ids", (2, 2)));
     book.note(&write, true, run.now);
     // One of the nodes sends no more reports.
     run.now += STALE;
     report(&run, &mut book, "one", ("ids", "uid-ids"), None);
-    run.now += Duration::from_secs(2);
-    book.expire(run.now, run.at());
-    run.now += SETTLE;
+    run.now += SETTLE * 2;
     let write = book.due(run.now, run.at()).unwrap();
     assert_eq!(ready(&write), (1, 1));
     book.note(&write, true, run.now);

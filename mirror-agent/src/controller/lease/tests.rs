@@ -46,7 +46,8 @@ impl Server {
             world.object = Some(object.clone());
             Reply::Object(object)
         });
-        Lease::new(client, ("podmirror", "lease".into()), holder.into(), DURATION, Health::default())
+        let (namespace, lease, holder) = ("podmirror".into(), "lease".into(), holder.into());
+        Lease::new(client, Identity { namespace, lease, holder, duration: DURATION }, Health::default())
     }
 
     fn holder(&self) -> Value {

@@ -26,7 +26,7 @@ pub(super) const TOO_LARGE: &str = "spec: it has more than 128 KiB, counting 32 
 #[derive(Debug)]
 pub struct Bounded {
     /// Its `metadata`, limited to [`METADATA`], and its `spec`.
-    pub(crate) object: Value,
+    pub(super) object: Value,
     /// The `spec` exceeds the limit, and is left out.
     pub(super) is_too_large: bool,
     /// The approximate size in memory.
@@ -57,10 +57,10 @@ impl Bounded {
 
 /// The same parts, and the `status`, which has its own limit.
 #[derive(Debug)]
-pub(crate) struct WithStatus {
-    pub(crate) object: Bounded,
+pub(super) struct WithStatus {
+    pub(super) object: Bounded,
     /// The `status`; null if it exceeds the limit.
-    pub(crate) status: Value,
+    pub(super) status: Value,
 }
 
 /// Decodes any JSON.

@@ -15,7 +15,7 @@ use serde::{Deserialize, Deserializer, Serialize, de::DeserializeOwned};
 use serde_json::Value;
 
 use super::{
-    bounded::{Bounded, TOO_LARGE},
+    bounded::{Bounded, TOO_LARGE, WithStatus},
     kept::Keep,
 };
 use crate::model::{
@@ -104,14 +104,20 @@ fn problem(resource: &Resource) -> Option<String> {
 ///
 /// Any JSON can be decoded to this type, so that one invalid object does not block all others.
 #[derive(Debug, Clone)]
-pub(super) struct ResourceObject<K: Kind> {
-    metadata: ObjectMeta,
-    read: Result<K::Read, String>,
+pub(crate) struct ResourceObject<K: Kind, S = ()> {
+    pub(crate) metadata: ObjectMeta,
+    pub(crate) read: Result<K::Read, String>,
     /// The approximate size in memory.
     size: usize,
+    /// For the controller: the `status`, or `None` if it has another form.
+    pub(crate) status: S,
 }
 
-impl<K: Kind> ResourceObject<K> {
+impl<K: Kind, S> ResourceObject<K, S> {
+    fn new(bounded: &Bounded, status: S) -> Self {
+        Self { read: K::read(bounded), metadata: metadata(bounded), size: bounded.size, status }
+    }
+
     /// The resource as the agent's type, if its name is valid.
     pub(super) fn read(&self) -> Option<&K::Read> {
         self.read.as_ref().ok()
@@ -148,13 +154,19 @@ impl<K: Kind> Keep for ResourceObject<K> {
 
 impl<'de, K: Kind> Deserialize<'de> for ResourceObject<K> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let bounded = Bounded::deserialize(deserializer)?;
-        Ok(Self { read: K::read(&bounded), metadata: metadata(&bounded), size: bounded.size })
+        Ok(Self::new(&Bounded::deserialize(deserializer)?, ()))
+    }
+}
+
+impl<'de, K: Kind, S: DeserializeOwned> Deserialize<'de> for ResourceObject<K, Option<S>> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let WithStatus { object, status } = WithStatus::deserialize(deserializer)?;
+        Ok(Self::new(&object, Option::deserialize(status).ok().flatten()))
     }
 }
 
 /// The metadata of an object that the agent needs.
-pub(crate) fn metadata(Bounded { object, .. }: &Bounded) -> ObjectMeta {
+fn metadata(Bounded { object, .. }: &Bounded) -> ObjectMeta {
     let text = |field: &str| object["metadata"][field].as_str().map(str::to_owned);
     ObjectMeta {
         name: text("name"),
@@ -280,7 +292,7 @@ fn selector(selector: LabelSelector) -> Result<Selector, String> {
     })
 }
 
-impl<K: Kind> kube::Resource for ResourceObject<K> {
+impl<K: Kind, S> kube::Resource for ResourceObject<K, S> {
     type DynamicType = ();
     type Scope = K::Scope;
 
