@@ -115,8 +115,11 @@ impl Server {
         }
     }
 
-    async fn pass(&self, seconds: u64) -> std::sync::MutexGuard<'_, World> {
+    async fn pass(&self, seconds: u64) {
         sleep(Duration::from_secs(seconds)).await;
+    }
+
+    fn world(&self) -> std::sync::MutexGuard<'_, World> {
         self.0.lock().unwrap()
     }
 
@@ -138,12 +141,15 @@ async fn nothing_is_written_before_all_nodes_are_listed() {
     let server = Server::new(World { nodes, hides_nodes: true, ..World::default() });
     let restarts = "podmirror_controller_watch_restarts_total{watch=\"mirrornodes\"}";
     let story = async {
-        let mut world = server.pass(60).await;
-        assert!(world.written.is_empty(), "{:?}", world.written);
+        server.pass(60).await;
         assert!(server.metric(restarts).parse::<u32>().unwrap() > 1);
-        world.hides_nodes = false;
-        drop(world);
-        let mut world = server.pass(40).await;
+        {
+            let mut world = server.world();
+            assert!(world.written.is_empty(), "{:?}", world.written);
+            world.hides_nodes = false;
+        }
+        server.pass(40).await;
+        let mut world = server.world();
         let written = world.written("namespaces/shop/mirrors/web/status");
         assert_eq!(selected(&written), [5]);
         assert_eq!((&written[0]["kind"], &written[0]["metadata"]["uid"]), (&json!("Mirror"), &json!("1")));
@@ -165,12 +171,15 @@ async fn what_a_new_list_lacks_does_not_count_any_more() {
     let nodes = BTreeMap::from([("one", 2), ("two", 3)]);
     let server = Server::new(World { nodes, ..World::default() });
     let story = async {
-        let mut world = server.pass(30).await;
-        assert_eq!(selected(&world.written("namespaces/")), [5]);
-        world.nodes.remove("two");
-        world.forgets = true;
-        drop(world);
-        let mut world = server.pass(90).await;
+        server.pass(30).await;
+        {
+            let mut world = server.world();
+            assert_eq!(selected(&world.written("namespaces/")), [5]);
+            world.nodes.remove("two");
+            world.forgets = true;
+        }
+        server.pass(90).await;
+        let mut world = server.world();
         world.forgets = false;
         assert_eq!(selected(&world.written("namespaces/")), [2]);
     };
@@ -183,19 +192,22 @@ async fn a_denied_kind_waits_and_delays_no_other() {
     let nodes = BTreeMap::from([("one", 2)]);
     let server = Server::new(World { nodes, denied: Some("mirrortargets/"), ..World::default() });
     let story = async {
-        let mut world = server.pass(5).await;
-        assert_eq!(selected(&world.written("namespaces/")), [2]);
-        world.written.clear();
-        drop(world);
-        server.pass(600).await.nodes.insert("two", 7);
+        server.pass(5).await;
+        {
+            let mut world = server.world();
+            assert_eq!(selected(&world.written("namespaces/")), [2]);
+            world.written.clear();
+        }
+        server.pass(600).await;
+        server.world().nodes.insert("two", 7);
         // Both targets wait for the longest pause of kube's back-off, which is 30 s and a jitter.
-        let denied = server.0.lock().unwrap().written("mirrortargets/");
+        let denied = server.world().written("mirrortargets/");
         assert!((10..=25).contains(&denied.len()), "{}", denied.len());
         let names: BTreeSet<_> = denied.iter().map(|body| body["metadata"]["name"].to_string()).collect();
         assert_eq!(names.len(), 2, "each one has its turn");
-        server.0.lock().unwrap().forgets = true;
-        let mut world = server.pass(65).await;
-        assert_eq!(selected(&world.written("namespaces/")), [9]);
+        server.world().forgets = true;
+        server.pass(65).await;
+        assert_eq!(selected(&server.world().written("namespaces/")), [9]);
     };
     server.while_running(story).await;
     let failures = server.metric("podmirror_controller_write_failures_total{kind=\"MirrorTarget\"}");
