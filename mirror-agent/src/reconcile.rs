@@ -200,7 +200,7 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
         if !self.is_behind {
             self.woken = None;
         }
-        let is_success = report.is_listed && !self.is_behind && report.failures.is_empty();
+        let is_success = report.is_listed && !self.is_behind && !is_blocked;
         self.metrics.round(began.elapsed(), is_success);
         self.memory.log.failures(report.failures.clone());
         report.at = Instant::now();

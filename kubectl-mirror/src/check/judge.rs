@@ -242,7 +242,7 @@ fn kernels(nodes: &[Node]) -> Vec<Finding> {
         findings.extend(finding.map(|finding| Finding { result, ..finding }));
     }
     if findings.is_empty() && !fit.is_empty() {
-        findings.push(Finding::ok("kernel", "all nodes have Linux 6.6 or newer".to_owned()));
+        findings.push(Finding::ok("kernel", "all of these nodes have Linux 6.6 or newer".to_owned()));
     }
     findings
 }

@@ -66,13 +66,19 @@ pub(super) async fn run_alone(
 ) -> anyhow::Result<()> {
     let pins = Pins::new(bpffs);
     let lock = pins.claim()?;
-    let mut has_left = !pins.other_versions()?.is_empty();
+    // Before anything is loaded, which would pin maps beside those of the other version.
+    if let Some(other) = pins.other_versions()?.first() {
+        bail!(
+            "an agent of another version left its mirror on this node ({}); if no agent runs here any more, remove it \
+             with `mirror-agent cleanup`",
+            other.maps().display()
+        );
+    }
     let (socket, control) = (lock.socket()?, lock.control()?);
     let links = Netlink::new()?;
     let mode = mirror.map_or(AttachMode::Auto, |mirror| mirror.attach);
     let mut dataplane = Bpf::load(pins.clone(), lock, mode, links.namespaces())?;
-    has_left |= is_left(&dataplane.observe().await?);
-    if has_left {
+    if is_left(&dataplane.observe().await?) {
         bail!(
             "no agent is running on this node, but an earlier one left its mirror; start it again, or remove the mirror \
              with `mirror-agent cleanup`"

@@ -202,7 +202,8 @@ impl<S: Summed> Book<S> {
         if before.counts != node.counts {
             marks.extend(node.keys.iter().map(|key| (key.clone(), true)));
         }
-        if before.last() != node.last() {
+        // An old report leaves nothing out.
+        if before.last().filter(|_| before.counts) != node.last().filter(|_| node.counts) {
             marks.extend(self.objects.keys().map(|key| (key.clone(), true)));
         }
         if is_there {
@@ -274,9 +275,10 @@ impl<S: Summed> Book<S> {
             return;
         };
         entry.written = Some(now);
-        if is_written {
-            entry.status = Some(write.status.clone());
-        } else {
+        if !is_written {
+            if entry.status.as_ref() == Some(&write.status) {
+                entry.status = write.before.clone();
+            }
             self.set_due(&write.key, now + PACE);
         }
     }
@@ -348,8 +350,13 @@ impl<S: Summed> Book<S> {
         let asked = Asked { left_out, reported: reported.map(seconds), ..entry.asked.clone() };
         let reports = reports.map(|(name, report, _)| (name, report)).collect();
         let status = S::sum(&asked, reports, entry.status.as_ref(), &seconds(at));
-        let (uid, before) = (entry.uid.clone(), entry.status.clone());
-        (before.as_ref() != Some(&status)).then_some(Write { key, uid, status, before })
+        if entry.status.as_ref() == Some(&status) {
+            return None;
+        }
+        // Before the API server answers, its watch can already deliver the written object, which is no news then.
+        entry.written = Some(now);
+        let (uid, before) = (entry.uid.clone(), entry.status.replace(status.clone()));
+        Some(Write { key, uid, status, before })
     }
 }
 

@@ -122,8 +122,8 @@ fn check_knows_the_crds_of_its_version_and_the_rights_of_its_user() {
     let (code, report) = check(&name, Some(&nobody));
     assert_eq!(code, 0, "{report:#}");
     let rights = found(&report, "rights");
-    assert_eq!(rights.len(), 6, "{rights:?}");
-    let lacks = format!("you may not create mirrors in namespace {name}: tail, on and off need it");
+    assert_eq!(rights.len(), 10, "{rights:?}");
+    let lacks = format!("you may not create mirrors in namespace {name}: tail and on need it");
     assert_eq!(rights[0], ("WARN", lacks.as_str()));
     for check in ["nodes", "network", "resources", "agents"] {
         let found = found(&report, check);

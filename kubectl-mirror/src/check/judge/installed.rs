@@ -124,11 +124,11 @@ fn versions(facts: &Facts, pods: &[Pod]) -> Option<Finding> {
         versions = pods.iter().filter_map(|pod| Some((tag(pod)?, node_of(pod)?))).collect();
     }
     let plugin = facts.plugin;
-    let (first, _) = versions.first()?;
+    let (first, of_first) = versions.first()?;
     let is_number = first.starts_with(|first: char| first.is_ascii_digit());
     Some(if let Some((other, node)) = versions.iter().find(|(version, _)| version != first) {
         let look = "rollout status daemonset shows whether an upgrade is in progress";
-        let found = format!("the agents differ: {other} on {node}, {first} on others");
+        let found = format!("the agents differ: {first} on {of_first}, {other} on {node}");
         Finding::warn("versions", found, format!("kubectl -n {} {look}", facts.agents))
     } else if is_number && first != plugin {
         let found = format!("the agents have {first}, this plugin has {plugin}");
@@ -161,6 +161,9 @@ fn reports(reports: &[MirrorNode], facts: &Facts, by_node: &Agents) -> Vec<Findi
         Finding::about("reports", old, &stale, &format!("check the clocks of these nodes; {log}")),
         Finding::about("reports", "Mirrors are refused on", &refusing, "kubectl mirror status -A says why"),
     ];
+    if ready == 0 {
+        return Vec::new();
+    }
     or_ok(problems.into_iter().flatten(), "reports", format!("of {}, none too old", count(ready, "node")))
 }
 

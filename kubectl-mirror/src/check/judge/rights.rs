@@ -35,10 +35,15 @@ pub(in crate::check) fn rights(namespace: &str, agents: &str) -> Vec<Right> {
     let all = "with podmirror installed, a ClusterRoleBinding to the ClusterRole view grants this";
     let answers = "explain, coverage, top and the check of the agents' failures";
     vec![
-        right(group, "mirrors", "create", own, "tail, on and off", &edit),
+        right(group, "mirrors", "create", own, "tail and on", &edit),
+        right(group, "mirrors", "delete", own, "tail and off", &edit),
+        right(group, "mirrors", "list", own, "status", &view),
         right("", "pods", "watch", own, "tail and explain", &view),
         right("", "pods", "list", of_agents, "tail, explain, coverage and top", &tail),
+        // Servers before Kubernetes 1.35 check `get` for a WebSocket.
+        right("", "pods/portforward", "get", of_agents, "tail", &tail),
         right("", "pods/portforward", "create", of_agents, "tail", &tail),
+        right("", "pods/exec", "get", of_agents, answers, exec),
         right("", "pods/exec", "create", of_agents, answers, exec),
         right(group, "mirrornodes", "list", None, "explain and check", all),
     ]
@@ -57,7 +62,10 @@ pub(super) fn findings(rights: &[Right]) -> Vec<Finding> {
                 let found = format!("you may not {verb} {resource} {within}: {needed_by} need it");
                 Some(Finding::warn("rights", found, role.clone()))
             }
-            Err(why) => Some(Finding::unread("rights", &format!("right to {resource} {within}"), why)),
+            Err(why) => {
+                let found = format!("cannot check the right to {verb} {resource} {within}: {why}");
+                Some(Finding::warn("rights", found, "fix the cause, and check again"))
+            }
         }
     };
     or_ok(rights.iter().filter_map(finding), "rights", "you may use all commands of this plugin".to_owned())

@@ -127,7 +127,7 @@ fn agents_of_several_versions_are_told() {
     };
     assert_eq!(
         with([IMAGE, "mirror-agent:0.2.0"]),
-        told(Level::Warn, "the agents differ: 0.2.0 on b, 0.1.0 on others")
+        told(Level::Warn, "the agents differ: 0.1.0 on a, 0.2.0 on b")
     );
     let newer = ["x/mirror-agent:0.2.0"; 2];
     assert_eq!(with(newer), told(Level::Warn, "the agents have 0.2.0, this plugin has 0.1.0"));
