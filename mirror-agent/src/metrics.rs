@@ -66,7 +66,7 @@ impl LoopMetrics {
             )?,
             last_success: IntGauge::new(
                 "podmirror_last_successful_reconcile_timestamp_seconds",
-                "Unix time of the last complete round of the loop without a failure; 0 before the first one.",
+                "Unix time of the last complete round of the loop; 0 before the first. Failures of single devices do not count.",
             )?,
             op_failures,
             watch_restarts: IntCounterVec::new(
@@ -80,7 +80,7 @@ impl LoopMetrics {
         })
     }
 
-    /// Records the duration of a round, and its time if it was complete and had no failure.
+    /// Records the duration of a round, and its time if it was complete and only single devices failed, if any.
     pub fn round(&self, took: Duration, is_success: bool) {
         self.round.observe(took.as_secs_f64());
         if is_success {

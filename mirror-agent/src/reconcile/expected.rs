@@ -18,7 +18,9 @@ use crate::{
 const WAIT: (Duration, Duration) = (Duration::from_millis(10), Duration::from_secs(1));
 /// The next wait is 1/`PART` of the time waited so far. So a pod is noticed late by at most this fraction: by 30 ms if
 /// its CNI plugin waits 1.5 s for IPv6's duplicate address detection, less than a runtime needs to start a container.
-/// A pod that never starts costs some 300 rounds in its first minute, and one a second afterwards.
+/// A pod that never starts costs some 300 rounds in its first minute, and one a second afterwards. Where a round takes
+/// more than some milliseconds, these rounds use up what [`Pace`](super::Pace) keeps for events, and then `Pace` sets
+/// the wait.
 const PART: u32 = 50;
 
 /// Returns the UIDs of pods that are found by their processes and have no process yet, or no NIC yet. Changes of a pod
