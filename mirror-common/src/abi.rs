@@ -90,8 +90,7 @@ pub const TARGET_CUTS: u32 = 4;
 /// [`stream`](crate::stream).
 pub const TARGET_STREAM: u32 = 8;
 
-/// Bit of [`Target::flags`]: packets from or to the MAC address [`Target::collector`] are not copied to this target,
-/// nor are those of tunnels.
+/// Bit of [`Target::flags`]: packets from or to the collector are not copied to this target, nor are those of tunnels.
 pub const TARGET_GUARDED: u32 = 16;
 
 /// Bit of [`Target::flags`]: the device is a tunnel's. `deliver` encapsulates the copies as [`Target::tunnel`] says. So
@@ -105,11 +104,6 @@ pub const TARGET_METERED: u32 = 64;
 /// Bit of [`Target::flags`]: nothing is copied to this target before the time in `UNREAD` at its index, in ns of the
 /// kernel's monotonic clock. While nobody reads the mirror interface, the agent keeps this time a few ms in the future.
 pub const TARGET_WHEN_READ: u32 = 128;
-
-/// Bit of [`Target::flags`]: the device is a port of a bridge, so a packet that leaves a pod with the MAC address
-/// [`Target::collector`] as its destination reaches the collector. Without a bridge, a pod could use this address for
-/// packets to others, to hide them from the mirrors.
-pub const TARGET_BRIDGED: u32 = 256;
 
 /// Flag of [`Tunnel::flags`]: the remote address is IPv6.
 pub const TUNNEL_IPV6: u32 = 1;
@@ -215,6 +209,8 @@ pub struct Tap {
     /// For a tap inside a pod: ifindex of the pod's relay device, through which copies for devices of the node leave
     /// the pod's namespace. 0: there is none.
     pub exit: u32,
+    /// For a tap on the node side of a veth: ifindex of the bridge that the device is a port of. 0: there is none.
+    pub bridge: u32,
     /// A tap can see one direction on the node side of a veth, and the other one at the NIC inside the pod. Then it has
     /// an entry for each of these devices, with the same sessions, and this is the ifindex of the other device. 0: the
     /// tap has one entry. The programs do not read it.
@@ -289,7 +285,7 @@ pub struct Target {
     /// ifindex of the device that receives the copies; 0: there is none now, or the target is a stream.
     pub ifindex: u32,
     /// [`TARGET_UP`], [`TARGET_QUEUELESS`], [`TARGET_CUTS`], [`TARGET_STREAM`], [`TARGET_GUARDED`], [`TARGET_TUNNEL`],
-    /// [`TARGET_METERED`], [`TARGET_WHEN_READ`], [`TARGET_BRIDGED`].
+    /// [`TARGET_METERED`], [`TARGET_WHEN_READ`].
     pub flags: u32,
     /// The kernel's id of the ring of a stream; 0: there is none now. The programs do not read it.
     pub ring: u32,
@@ -301,6 +297,10 @@ pub struct Target {
     pub collector: [u8; 6],
     /// Zero.
     pub reserved: [u8; 2],
+    /// With a collector, ifindex of the bridge that the device is a port of; 0: there is none. A packet that leaves a
+    /// pod on this bridge ([`Tap::bridge`]) for the collector's MAC address reaches the collector. Elsewhere, a pod
+    /// could use this address for packets to others, to hide them from the mirrors.
+    pub bridge: u32,
     /// With [`TARGET_WHEN_READ`], ifindex of the other end of a veth pair, where copies arrive; 0: there is none. The
     /// programs do not read it.
     pub other_end: u32,
@@ -320,6 +320,7 @@ impl Default for Target {
             device: [0; 16],
             collector: [0; 6],
             reserved: [0; 2],
+            bridge: 0,
             other_end: 0,
             tunnel: Tunnel::default(),
             destination: [0; MAX_DESTINATION],

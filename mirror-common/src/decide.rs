@@ -70,7 +70,7 @@ pub trait Kernel {
     fn target(&mut self, tap: &Tap, index: u32) -> Option<Reach>;
     /// Step 4 for a target with [`TARGET_GUARDED`]: whether the packet is the collector's own, or a packet of one of
     /// podmirror's tunnels, which contains a copy from another node. A packet that leaves a pod contains none.
-    fn is_refused(&mut self, target: u32, leaves_pod: bool) -> bool;
+    fn is_refused(&mut self, tap: &Tap, target: u32, leaves_pod: bool) -> bool;
     /// Step 4 for a target with [`TARGET_WHEN_READ`]: whether nobody reads it now.
     fn is_unread(&mut self, target: u32) -> bool;
     /// Step 5 for a session that has limits, or whose target has a ceiling: [`charge`](crate::limit::charge::charge).
@@ -176,7 +176,7 @@ fn run<K: Kernel>(
     let target = kernel.target(tap, session.target).ok_or(Verdict::Failed)?;
     check_target(packet, session, target)?;
     if target.flags & TARGET_GUARDED != 0
-        && kernel.is_refused(session.target, tap.kind().leaves_pod(packet.hook))
+        && kernel.is_refused(tap, session.target, tap.kind().leaves_pod(packet.hook))
     {
         return Err(Verdict::Loop);
     }

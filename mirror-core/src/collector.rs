@@ -91,7 +91,7 @@ pub fn until_listed(
     let link =
         link.filter(|link| leads_away(link) && before.is_some_and(|before| before.device == link.name));
     match before.zip(link) {
-        Some((before, link)) => (with_state(before.clone(), link), None),
+        Some((before, link)) => (with_state(before.clone(), link, links), None),
         None => (none(nic), Some(Absent::NoList)),
     }
 }
@@ -102,7 +102,7 @@ fn of_pod(nic: &PodNic, pod: &Pod, links: &LinkSnapshot) -> Result<DeviceTarget,
     }
     let (inside, link) = nic_of(nic, pod, links)?;
     let target = DeviceTarget { collector: inside.address.filter(|address| *address != [0; 6]), ..none(nic) };
-    Ok(with_state(target, link))
+    Ok(with_state(target, link, links))
 }
 
 /// The NIC inside the pod, and the node side of its veth.
@@ -135,14 +135,14 @@ fn none(nic: &PodNic) -> DeviceTarget {
     DeviceTarget { destination: Destination::Pod(nic.clone()), ..DeviceTarget::default() }
 }
 
-fn with_state(target: DeviceTarget, link: &Link) -> DeviceTarget {
+fn with_state(target: DeviceTarget, link: &Link, links: &LinkSnapshot) -> DeviceTarget {
     DeviceTarget {
         device: link.name.clone(),
         ifindex: Some(link.ifindex),
         up: link.up && link.carrier,
         queueless: link.queueless,
         guarded: true,
-        is_bridged: link.master.is_some(),
+        bridge: links.bridge_of(link),
         ..target
     }
 }

@@ -325,8 +325,8 @@ pub fn apply(actual: &mut Actual, op: &Op) -> Result<(), &'static str> {
                 _ => {}
             }
             let sessions = tap.take().map(|tap| tap.sessions).unwrap_or_default();
-            let TapHead { owner, kind, is_limited, exit, pod_side } = *head.clone();
-            *tap = Some(Tap { owner, kind, is_limited, exit, pod_side, sessions });
+            let TapHead { owner, kind, is_limited, exit, bridge, pod_side } = *head.clone();
+            *tap = Some(Tap { owner, kind, is_limited, exit, bridge, pod_side, sessions });
         }
         Op::RemoveTap(device) => change(actual, *device, |installed| {
             installed.tap = None;

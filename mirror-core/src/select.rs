@@ -11,6 +11,7 @@ mod choice;
 mod coverage;
 mod filters;
 mod inside;
+mod installed;
 mod nics;
 mod policy;
 mod resources;
@@ -147,6 +148,7 @@ fn interface_tap(name: &str, policy: &Policy) -> Tap {
         kind: TapKind::Interface,
         is_limited: policy.limits.is_limited(),
         exit: None,
+        bridge: None,
         pod_side: None,
         sessions: [(MirrorId::default(), session)].into(),
     }
@@ -233,6 +235,7 @@ fn select_pod(wanted: &Wanted<'_>, links: &LinkSnapshot, policy: &Policy, select
             kind,
             is_limited: policy.limits.is_limited(),
             exit: None,
+            bridge: None,
             pod_side: None,
             sessions: sessions.clone(),
         };
@@ -253,7 +256,8 @@ fn select_pod(wanted: &Wanted<'_>, links: &LinkSnapshot, policy: &Policy, select
     }
 }
 
-/// Claims a device of the node for a tap, unless it is claimed already or conflicts with a mirror interface.
+/// Claims a device of the node for a tap, which gets the bridge of the device, unless the device is claimed already or
+/// conflicts with a mirror interface.
 fn claim(
     link: &Link,
     tap: Tap,
@@ -271,7 +275,7 @@ fn claim(
     if is_tunnels(link) && tap.sessions.values().any(|session| is_to_tunnel(session, policy)) {
         return Err(Why::TunnelInTunnel(kind_name(&link.kind).to_owned()));
     }
-    take(Device::on_node(link.ifindex), tap, selection)
+    take(Device::on_node(link.ifindex), Tap { bridge: links.bridge_of(link), ..tap }, selection)
 }
 
 fn is_to_tunnel(session: &Session, policy: &Policy) -> bool {

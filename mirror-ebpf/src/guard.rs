@@ -5,14 +5,14 @@
 //! * A collector, which is a pod, gets its own packets anyway, and its network stack would treat a copy with its own
 //!   address as a duplicate. On a bridge, other taps see these packets too. Packets from it are recognised by the
 //!   device on which the node received them, because any pod can use any MAC address; packets to it by their MAC
-//!   address, if the node or a bridge delivers them to the collector by this address.
+//!   address, unless they leave a pod that is not on the collector's bridge.
 //!
 //! Called only for targets with [`TARGET_GUARDED`](mirror_common::abi::TARGET_GUARDED), so that other nodes have no
 //! cost.
 
 use aya_ebpf::{bindings::__sk_buff, btf_maps::Array, helpers::bpf_skb_load_bytes, macros::btf_map};
 use mirror_common::{
-    abi::{TARGET_BRIDGED, Target},
+    abi::Target,
     tunnel::{self, Tunnels},
 };
 
@@ -26,18 +26,19 @@ static TUNNELS: Array<Tunnels, 1> = Array::new();
 const MAC: usize = 6;
 
 /// Returns 1 if the packet must not be copied to this target, else 0. `leaves_pod`: 1 at a hook where it leaves a pod.
+/// `bridge`: [`Tap::bridge`](mirror_common::abi::Tap::bridge).
 ///
 /// A global function, so the verifier checks it once, and not again for each session of a tap.
 #[unsafe(no_mangle)]
 #[inline(never)]
-pub(crate) extern "C" fn refuses(skb: *mut __sk_buff, target: u32, leaves_pod: u32) -> u32 {
+pub(crate) extern "C" fn refuses(skb: *mut __sk_buff, target: u32, leaves_pod: u32, bridge: u32) -> u32 {
     let Some(target) = TARGETS.get(target) else { return 0 };
-    u32::from(is_of_collector(skb, target, leaves_pod) || (leaves_pod == 0 && is_of_tunnel(skb)))
+    u32::from(is_of_collector(skb, target, leaves_pod, bridge) || (leaves_pod == 0 && is_of_tunnel(skb)))
 }
 
 /// Whether the target's collector is the sender or the receiver of the packet.
 #[inline(always)]
-fn is_of_collector(skb: *mut __sk_buff, target: &Target, leaves_pod: u32) -> bool {
+fn is_of_collector(skb: *mut __sk_buff, target: &Target, leaves_pod: u32, bridge: u32) -> bool {
     if target.collector == [0; MAC] {
         return false;
     }
@@ -47,8 +48,8 @@ fn is_of_collector(skb: *mut __sk_buff, target: &Target, leaves_pod: u32) -> boo
     if from != 0 && from == target.ifindex && INSIDE.load() == 0 {
         return true;
     }
-    // Without a bridge, such a packet does not reach the collector: only a pod that hides its packets sends it.
-    if leaves_pod != 0 && (target.flags & TARGET_BRIDGED == 0 || INSIDE.load() != 0) {
+    // Away from the collector's bridge, such a packet does not reach it: only a pod that hides its packets sends it.
+    if leaves_pod != 0 && (bridge == 0 || bridge != target.bridge || INSIDE.load() != 0) {
         return false;
     }
     let mut receiver = [0_u8; MAC];

@@ -164,8 +164,8 @@ impl Kernel for Skb {
     }
 
     #[inline(always)]
-    fn is_refused(&mut self, target: u32, leaves_pod: bool) -> bool {
-        guard::refuses(self.skb, target, u32::from(leaves_pod)) != 0
+    fn is_refused(&mut self, tap: &Tap, target: u32, leaves_pod: bool) -> bool {
+        guard::refuses(self.skb, target, u32::from(leaves_pod), tap.bridge) != 0
     }
 
     #[inline(always)]

@@ -94,9 +94,9 @@ pub struct TapEntry {
 impl TapEntry {
     /// Returns the tap as a type of the model.
     pub fn tap(&self) -> Tap {
-        let TapHead { owner, kind, is_limited, exit, pod_side } = self.head.clone();
+        let TapHead { owner, kind, is_limited, exit, bridge, pod_side } = self.head.clone();
         let sessions = self.sessions.iter().map(|(mirror, entry)| (mirror.clone(), entry.session.clone()));
-        Tap { owner, kind, is_limited, exit, pod_side, sessions: sessions.collect() }
+        Tap { owner, kind, is_limited, exit, bridge, pod_side, sessions: sessions.collect() }
     }
 
     /// The sessions with an exhausted budget.
@@ -191,8 +191,9 @@ impl Maps {
         let is_limited = in_use.iter().any(|session| session.flags & SESSION_POD_METERED != 0);
         let index = |index: u32| (index != 0).then_some(IfIndex(index));
         let sees = tap.flags & TAP_SEEN_INSIDE != 0;
-        let (exit, pod_side) = (index(tap.exit), index(tap.other_end).map(|nic| PodSide { nic, sees }));
-        let head = TapHead { owner, kind: tap.kind(), is_limited, exit, pod_side };
+        let (exit, bridge) = (index(tap.exit), index(tap.bridge));
+        let pod_side = index(tap.other_end).map(|nic| PodSide { nic, sees });
+        let head = TapHead { owner, kind: tap.kind(), is_limited, exit, bridge, pod_side };
         let mut sessions = BTreeMap::new();
         for session in in_use {
             let is_filtered = session.flags & SESSION_FILTERED != 0;
@@ -264,7 +265,7 @@ impl Maps {
         }
     }
 
-    /// Writes the owner, the kind and the sides of a tap. The tap keeps its sessions.
+    /// Writes the owner, the kind, the bridge and the sides of a tap. The tap keeps its sessions.
     pub fn put_tap(&mut self, device: Device, head: &TapHead) -> anyhow::Result<()> {
         let before = self.ledger.taps.get(&device);
         if before.is_some_and(|before| !before.head.owner.is_same(&head.owner)) {

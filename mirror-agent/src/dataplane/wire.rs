@@ -5,9 +5,9 @@ use std::{collections::BTreeSet, net::IpAddr, time::Duration};
 use mirror_common::{
     abi::{
         self, DeviceKey, MAX_DESTINATION, MAX_NAME, SESSION_FILTERED, SESSION_METERED, SESSION_POD_METERED,
-        SESSION_SEGMENTS, SessionInfo, TAP_CAPTURES_ONLY, TAP_SEEN_INSIDE, TARGET_BRIDGED, TARGET_CUTS,
-        TARGET_GUARDED, TARGET_METERED, TARGET_QUEUELESS, TARGET_STREAM, TARGET_TUNNEL, TARGET_UP,
-        TARGET_WHEN_READ, TUNNEL_CHECKSUM, TUNNEL_ERSPAN, TUNNEL_IDENTITY, TUNNEL_IPV6, TUNNEL_UDP, TapOwner,
+        SESSION_SEGMENTS, SessionInfo, TAP_CAPTURES_ONLY, TAP_SEEN_INSIDE, TARGET_CUTS, TARGET_GUARDED,
+        TARGET_METERED, TARGET_QUEUELESS, TARGET_STREAM, TARGET_TUNNEL, TARGET_UP, TARGET_WHEN_READ,
+        TUNNEL_CHECKSUM, TUNNEL_ERSPAN, TUNNEL_IDENTITY, TUNNEL_IPV6, TUNNEL_UDP, TapOwner,
     },
     limit::Limits,
     tunnel::{self, TunnelId, Tunnels},
@@ -61,6 +61,7 @@ pub(super) fn encode_tap(entry: &Entry) -> abi::Tap {
         namespace_meter: entry.namespace_meter.map_or(0, |place| place + 1),
         session_count: in_order.len() as u32,
         exit: entry.head.exit.map_or(0, |exit| exit.0),
+        bridge: entry.head.bridge.map_or(0, |bridge| bridge.0),
         other_end: entry.head.pod_side.map_or(0, |side| side.nic.0),
         sessions,
     }
@@ -218,7 +219,7 @@ pub(super) fn encode_target(name: &TargetName, target: &Target) -> abi::Target {
             cuts,
             guarded,
             collector,
-            is_bridged,
+            bridge,
             room,
             ceiling,
             when_read,
@@ -229,13 +230,13 @@ pub(super) fn encode_target(name: &TargetName, target: &Target) -> abi::Target {
                 | flag(*queueless, TARGET_QUEUELESS)
                 | flag(*cuts, TARGET_CUTS)
                 | flag(*guarded, TARGET_GUARDED)
-                | flag(*is_bridged, TARGET_BRIDGED)
                 | flag(destination.is_tunnel(), TARGET_TUNNEL)
                 | flag(ceiling.has_rate(), TARGET_METERED)
                 | flag(*when_read, TARGET_WHEN_READ),
             name,
             device: fixed(device),
             collector: collector.unwrap_or_default(),
+            bridge: bridge.map_or(0, |IfIndex(index)| index),
             other_end: other_end.map_or(0, |IfIndex(index)| index),
             tunnel: destination.tunnel().map(|tunnel| encode_tunnel(tunnel, *room)).unwrap_or_default(),
             destination: fixed::<MAX_DESTINATION>(&destination.to_string()),
@@ -314,8 +315,8 @@ pub(super) fn decode_target(wire: &abi::Target, ceiling: Limits) -> Option<(Targ
         queueless: wire.flags & TARGET_QUEUELESS != 0,
         cuts: wire.flags & TARGET_CUTS != 0,
         guarded: wire.flags & TARGET_GUARDED != 0,
-        is_bridged: wire.flags & TARGET_BRIDGED != 0,
         collector: (wire.collector != [0; 6]).then_some(wire.collector),
+        bridge: (wire.bridge != 0).then_some(IfIndex(wire.bridge)),
         room: (wire.tunnel.room != 0).then_some(wire.tunnel.room),
         ceiling: if wire.flags & TARGET_METERED != 0 { ceiling } else { Limits::default() },
         when_read: wire.flags & TARGET_WHEN_READ != 0,
@@ -443,11 +444,11 @@ mod tests {
         #[test]
         fn targets_survive_the_map(
             name in "[a-z]([a-z-]{0,61}[a-z])?", device in "[a-z0-9]{1,15}", ifindex in option::of(1..u32::MAX),
-            flags: [bool; 6], is_stream: bool, collector: Option<[u8; 6]>, rate: u16,
-            other_end in option::of(1..u32::MAX),
+            flags: [bool; 5], is_stream: bool, collector: Option<[u8; 6]>, rate: u16,
+            bridge in option::of(1..u32::MAX), other_end in option::of(1..u32::MAX),
         ) {
             let collector = collector.filter(|address| *address != [0; 6]);
-            let [up, queueless, cuts, guarded, is_bridged, when_read] = flags;
+            let [up, queueless, cuts, guarded, when_read] = flags;
             let stream = Target::Stream(ifindex.map(RingId));
             let destination: Destination = match collector {
                 Some([0..128, ..]) => "vxlan:[fd00::5]:8472/vni=77/device=cni0/oversize=segment".parse().unwrap(),
@@ -458,7 +459,8 @@ mod tests {
             let room = destination.is_tunnel().then_some(1464);
             let ceiling = Limits::of_rate(rate.into(), 0, Duration::from_millis(50));
             let target = DeviceTarget {
-                destination, device, ifindex, up, queueless, cuts, guarded, is_bridged, collector, room, ceiling, when_read,
+                destination, device, ifindex, up, queueless, cuts, guarded, collector, room, ceiling, when_read,
+                bridge: bridge.map(IfIndex),
                 other_end: other_end.map(IfIndex),
             };
             let target = if is_stream { stream } else { Target::Device(target) };
@@ -472,7 +474,7 @@ mod tests {
         #[test]
         fn sessions_survive_the_map(
             sessions in prop::collection::btree_map("[a-z]{1,8}", (session(), 0..4096u32, 0..2u32, 0..3u32), 1..9),
-            is_limited: bool, namespace_meter in option::of(0..4096u32),
+            is_limited: bool, bridge in option::of(1..u32::MAX), namespace_meter in option::of(0..4096u32),
         ) {
             let place = |(mirror, (session, id, target, snaplen)): (String, (Session, u32, u32, u32))| {
                 let snaplen = [None, Some(64), Some(96)][snaplen as usize];
@@ -485,7 +487,7 @@ mod tests {
             };
             let (owner, kind) = (Owner::default(), TapKind::HostVeth);
             let pod_side = Some(PodSide { nic: IfIndex(9), sees: true });
-            let head = TapHead { owner, kind, is_limited, exit: None, pod_side };
+            let head = TapHead { owner, kind, is_limited, exit: None, bridge: bridge.map(IfIndex), pod_side };
             let sessions: BTreeMap<_, _> = sessions.into_iter().map(place).collect();
             let entry = Entry { head, pod_meter: 7, namespace_meter, sessions };
             let wire = encode_tap(&entry);
@@ -495,6 +497,7 @@ mod tests {
             // other side.
             let inside = encode_pod_side(Device::on_node(IfIndex(5)), &entry);
             prop_assert_eq!((wire.kind(), wire.other_end), (TapKind::HostVeth, 9));
+            prop_assert_eq!(wire.bridge, bridge.unwrap_or(0));
             prop_assert_eq!([wire, inside].map(|tap| tap.flags & TAP_SEEN_INSIDE), [TAP_SEEN_INSIDE, 0]);
             prop_assert_eq!((inside.kind(), inside.other_end), (TapKind::PodNic, 5));
             prop_assert_eq!(abi::Tap { kind: wire.kind, flags: wire.flags, other_end: 9, ..inside }, wire);

@@ -72,7 +72,7 @@ impl Kernel for Node {
         self.targets.get(index as usize).copied()
     }
 
-    fn is_refused(&mut self, target: u32, _: bool) -> bool {
+    fn is_refused(&mut self, _: &Tap, target: u32, _: bool) -> bool {
         self.refused.contains(&target)
     }
 

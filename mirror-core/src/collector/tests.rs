@@ -120,6 +120,24 @@ fn a_device_that_is_down_has_a_reason_too() {
     assert_eq!(target(&nic("pod:security/ids"), &[pod("1")], &links), expected);
 }
 
+/// Only a bridge forwards frames by their MAC addresses.
+#[test]
+fn the_bridge_of_a_collector_is_known_and_no_other_master() {
+    for (kind, expected) in [("bridge", Some(IfIndex(3))), ("openvswitch", Some(IfIndex(3))), ("vrf", None)] {
+        let mut links = node("1");
+        links.host.insert(IfIndex(3), link(3, "master", LinkKind::Other(kind.into()), None));
+        links.host.get_mut(&IfIndex(11)).unwrap().master = Some(IfIndex(3));
+        let expected = DeviceTarget { bridge: expected, ..found("pod:security/ids", 11) };
+        let before = found("pod:security/ids", 11);
+        for found in [
+            target(&nic("pod:security/ids"), &[pod("1")], &links),
+            until_listed(&nic("pod:security/ids"), Some(&before), &links),
+        ] {
+            assert_eq!(found, (expected.clone(), None), "{kind}");
+        }
+    }
+}
+
 /// While a pod is replaced, a file can contain both pods. The reachable one is used, whatever the order.
 #[test]
 fn of_two_pods_of_one_name_the_one_that_can_be_reached_counts() {

@@ -141,6 +141,15 @@ impl LinkSnapshot {
     pub fn by_name(&self, name: &str) -> Option<&Link> {
         self.host.values().find(|link| link.name == name)
     }
+
+    /// The bridge that a device of the node is a port of. `None` for a port of a VRF or a bond, which forwards no frame
+    /// by its MAC address. All bridges of Open vSwitch are one device here.
+    pub fn bridge_of(&self, port: &Link) -> Option<IfIndex> {
+        const KINDS: [&str; 2] = ["bridge", "openvswitch"];
+        let is_bridge =
+            |link: &Link| matches!(&link.kind, LinkKind::Other(kind) if KINDS.contains(&kind.as_str()));
+        port.master.filter(|master| self.host.get(master).is_some_and(is_bridge))
+    }
 }
 
 /// Alias (`IFLA_IFALIAS`) of the devices that podmirror creates. The agent deletes only devices with this alias, and

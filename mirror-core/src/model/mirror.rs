@@ -63,6 +63,8 @@ pub struct Tap {
     pub is_limited: bool,
     /// The relay device of the pod, for a tap inside the pod that needs one.
     pub exit: Option<IfIndex>,
+    /// The bridge that the tapped device of the node is a port of.
+    pub bridge: Option<IfIndex>,
     /// The pod side of a tap on the node side of a veth. `None`: the tapped device sees both directions.
     pub pod_side: Option<PodSide>,
     /// The sessions, by mirror.
@@ -331,8 +333,9 @@ pub struct DeviceTarget {
     pub guarded: bool,
     /// MAC address of the collector's NIC, if the destination is a pod.
     pub collector: Option<MacAddress>,
-    /// The device is a port of a bridge, so the bridge forwards frames with the collector's MAC address to it.
-    pub is_bridged: bool,
+    /// The bridge that the device is a port of, if the destination is a pod. It forwards frames with the collector's
+    /// MAC address to the device.
+    pub bridge: Option<IfIndex>,
     /// Length in bytes of the longest frame that fits into a tunnel packet.
     pub room: Option<u32>,
     /// The node's limit for all copies to this device, in the units of the kernel's meters. Zeros: no limit.

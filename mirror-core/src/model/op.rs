@@ -18,6 +18,8 @@ pub struct TapHead {
     pub is_limited: bool,
     /// [`Tap::exit`].
     pub exit: Option<IfIndex>,
+    /// [`Tap::bridge`].
+    pub bridge: Option<IfIndex>,
     /// [`Tap::pod_side`].
     pub pod_side: Option<PodSide>,
 }
@@ -31,8 +33,9 @@ impl TapHead {
 
 impl From<&Tap> for TapHead {
     fn from(tap: &Tap) -> Self {
-        let Tap { owner, kind, is_limited, exit, pod_side, sessions: _ } = tap;
-        Self { owner: owner.clone(), kind: *kind, is_limited: *is_limited, exit: *exit, pod_side: *pod_side }
+        let Tap { owner, kind, is_limited, exit, bridge, pod_side, sessions: _ } = tap;
+        let (owner, kind, is_limited) = (owner.clone(), *kind, *is_limited);
+        Self { owner, kind, is_limited, exit: *exit, bridge: *bridge, pod_side: *pod_side }
     }
 }
 
@@ -45,8 +48,8 @@ pub enum Op {
     RemoveTarget(TargetName),
     /// Writes the limits of the node.
     SetCeilings(Box<Ceilings>),
-    /// Writes the owner, the kind and the sides of a tap: of a new tap without sessions, or of a tap that keeps its
-    /// sessions. Returns an error if the device is tapped for another owner ([`Owner::is_same`]).
+    /// Writes the owner, the kind, the bridge and the sides of a tap: of a new tap without sessions, or of a tap that
+    /// keeps its sessions. Returns an error if the device is tapped for another owner ([`Owner::is_same`]).
     PutTap(Device, Box<TapHead>),
     /// Removes a tap with its sessions and their counters.
     RemoveTap(Device),

@@ -144,6 +144,7 @@ fn crowd(wants: &[usize], enforced: usize) -> Desired {
                 kind: TapKind::HostVeth,
                 is_limited: false,
                 exit: None,
+                bridge: None,
                 pod_side: None,
                 sessions,
             };
@@ -558,6 +559,18 @@ proptest! {
         let ops = plan(&after, &installed(&before, capacity)).ops;
         let expected = Op::ChangeSession(device, mirror.clone(), Box::new(change.clone()));
         prop_assert_eq!(ops, if tap.sessions[&mirror] == change { vec![] } else { vec![expected] });
+    }
+
+    /// A veth can move to another bridge. One write changes the entry of its tap, which keeps its sessions and hooks.
+    #[test]
+    fn a_change_of_the_bridge_is_one_op_for_each_tap(desired in desired()) {
+        let capacity = Capacity { taps: 99, sessions: 99, filters: 99, instructions: 99_999 };
+        let before = installed(&desired, capacity);
+        let mut moved = desired.clone();
+        moved.taps.values_mut().for_each(|tap| tap.bridge = Some(IfIndex(99)));
+        let put = |(device, tap): (&Device, &Tap)| Op::PutTap(*device, Box::new(tap.into()));
+        let expected: Vec<_> = fit::fit(&moved, &before).0.iter().map(put).collect();
+        prop_assert_eq!(plan(&moved, &before).ops, expected);
     }
 
     /// Before the pods are known only targets are written, and no op removes anything.

@@ -154,7 +154,8 @@ impl Capture {
         let owner = Owner::of_interface(name);
         let sessions = [(self.mirror(), self.session())].into();
         let is_limited = policy.limits.is_limited();
-        let tap = Tap { owner, kind: kind(link), is_limited, exit: None, pod_side: None, sessions };
+        let (kind, exit, bridge, pod_side) = (kind(link), None, None, None);
+        let tap = Tap { owner, kind, is_limited, exit, bridge, pod_side, sessions };
         claim(link, tap, links, policy, selection)
     }
 }

@@ -109,6 +109,19 @@ fn every_nic_of_a_pod_gets_a_tap() {
 }
 
 #[test]
+fn a_tap_knows_the_bridge_of_its_device() {
+    let web = mk_pod("web", &[]);
+    let mut links = mk_node(&[(&web, 2, 7), (&web, 3, 8), (&web, 4, 9)]);
+    for (at, kind) in [(5, "bridge"), (6, "vrf")] {
+        links.host.insert(IfIndex(at), mk_link(at, &format!("dev{at}"), LinkKind::Other(kind.into()), None));
+        links.host.get_mut(&IfIndex(at + 2)).unwrap().master = Some(IfIndex(at));
+    }
+    let selection = select(&[wanted(&web, Directions::Both)], &[], &links, &policy());
+    let bridges: Vec<_> = selection.taps.iter().map(|(device, tap)| (device.ifindex.0, tap.bridge)).collect();
+    assert_eq!(bridges, [(7, Some(IfIndex(5))), (8, None), (9, None)]);
+}
+
+#[test]
 fn a_device_that_does_not_point_back_is_not_tapped() {
     let (web, db) = (mk_pod("web", &[]), mk_pod("db", &[]));
     let mut links = mk_node(&[(&web, 2, 7), (&db, 2, 8)]);

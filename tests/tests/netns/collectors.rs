@@ -1,5 +1,7 @@
 //! A pod as the target: it gets the copies at its own NIC, and its own traffic is not disturbed.
 
+mod bridges;
+
 use std::{collections::BTreeMap, fs};
 
 use mirror_tests::{

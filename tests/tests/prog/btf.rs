@@ -59,7 +59,17 @@ fn the_object_and_this_host_agree_on_every_wire_type() {
             alike,
             key
         }),
-        layout!(Tap { kind, flags, pod_meter, namespace_meter, session_count, exit, other_end, sessions }),
+        layout!(Tap {
+            kind,
+            flags,
+            pod_meter,
+            namespace_meter,
+            session_count,
+            exit,
+            bridge,
+            other_end,
+            sessions
+        }),
         layout!(Delivery { snaplen, uncut, target, key, session, direction, hub, code, len, kept }),
         layout!(TapOwner { netns_dev, netns_ino, pod_uid, pod_namespace, pod_name, nic, device, network }),
         layout!(SessionInfo {
@@ -93,6 +103,7 @@ fn the_object_and_this_host_agree_on_every_wire_type() {
             device,
             collector,
             reserved,
+            bridge,
             other_end,
             tunnel,
             destination

@@ -107,7 +107,6 @@ fn describe() -> String {
         TARGET_CUTS,
         TARGET_STREAM,
         TARGET_GUARDED,
-        TARGET_BRIDGED,
         TARGET_TUNNEL,
         TARGET_METERED,
         TARGET_WHEN_READ,

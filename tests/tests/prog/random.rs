@@ -5,8 +5,8 @@ use std::{cell::RefCell, collections::BTreeMap};
 use aya::maps::RingBuf;
 use mirror_common::{
     abi::{
-        Session, TARGET_BRIDGED, TARGET_CUTS, TARGET_GUARDED, TARGET_QUEUELESS, TARGET_STREAM, TARGET_UP,
-        TARGET_WHEN_READ, Tap, Target,
+        Session, TARGET_CUTS, TARGET_GUARDED, TARGET_QUEUELESS, TARGET_STREAM, TARGET_UP, TARGET_WHEN_READ,
+        Tap, Target,
     },
     decide::{self, Cloned, Kernel, Packet, Reach},
     limit::charge::Paid,
@@ -33,6 +33,8 @@ struct Aim {
     flags: u32,
     /// Each byte of the collector's address, for a target that is a pod.
     collector: Option<u8>,
+    /// The bridge of the collector.
+    bridge: u32,
     /// For a target that gets copies only while it is read: the time until which it has no reader, in ns of the
     /// monotonic clock.
     unread: Option<u64>,
@@ -40,6 +42,8 @@ struct Aim {
 
 /// Times in the past, and one that never comes.
 const UNTIL: [u64; 3] = [0, 1, u64::MAX];
+/// No bridge, and two of them.
+const BRIDGES: [u32; 3] = [0, 7, 8];
 
 /// The device where the node has received the packet last.
 #[derive(Debug, Clone, Copy)]
@@ -55,6 +59,8 @@ enum From {
 #[derive(Debug)]
 struct Case {
     peer: bool,
+    /// The bridge of the tapped device.
+    bridge: u32,
     sessions: Vec<Session>,
     aims: Vec<Aim>,
     hook: Hook,
@@ -66,24 +72,18 @@ struct Case {
 fn case() -> impl Strategy<Value = Case> {
     let devices =
         prop::sample::select(vec!["target0", "target1", "idle", "tap", "none", "missing", "stream"]);
-    let flags = (any::<bool>(), prop::bool::weighted(0.8), any::<[bool; 2]>()).prop_map(
-        |(queueless, up, [cuts, bridged])| {
+    let flags =
+        (any::<bool>(), prop::bool::weighted(0.8), any::<bool>()).prop_map(|(queueless, up, cuts)| {
             let flag = |is_set, flag| if is_set { flag } else { 0 };
-            flag(queueless, TARGET_QUEUELESS)
-                | flag(up, TARGET_UP)
-                | flag(cuts, TARGET_CUTS)
-                | flag(bridged, TARGET_BRIDGED)
-        },
-    );
+            flag(queueless, TARGET_QUEUELESS) | flag(up, TARGET_UP) | flag(cuts, TARGET_CUTS)
+        });
+    let bridge = || prop::sample::select(BRIDGES.to_vec());
     // The packet's own addresses, and another one.
     let collector = prop::option::weighted(0.3, prop::sample::select(vec![DESTINATION, SOURCE, 6]));
     let unread = prop::option::weighted(0.3, prop::sample::select(UNTIL.to_vec()));
-    let aim = (devices, flags, collector, unread).prop_map(|(device, flags, collector, unread)| Aim {
-        device,
-        flags,
-        collector,
-        unread,
-    });
+    let aim = (devices, flags, collector, bridge(), unread).prop_map(
+        |(device, flags, collector, bridge, unread)| Aim { device, flags, collector, bridge, unread },
+    );
     let aims = prop::collection::vec(aim, 4);
     // Any mark and any neighbours, including values that no agent writes. The second stage is not attached.
     let parts = (0..4_u32, 0..4_u32, 0..16_u32, prop_oneof![Just(0), any::<u8>()]);
@@ -98,9 +98,10 @@ fn case() -> impl Strategy<Value = Case> {
     });
     let hook = prop::sample::select(Hook::ALL.to_vec());
     let from = prop::sample::select(vec![From::Nowhere, From::Here, From::Tap, From::Other]);
-    (any::<bool>(), sessions, aims, hook, from, 15..2000_usize, 1..4_u32).prop_map(
-        |(peer, sessions, aims, hook, from, size, repeat)| Case {
+    (any::<bool>(), bridge(), sessions, aims, hook, from, 15..2000_usize, 1..4_u32).prop_map(
+        |(peer, bridge, sessions, aims, hook, from, size, repeat)| Case {
             peer,
+            bridge,
             sessions,
             aims,
             hook,
@@ -139,11 +140,12 @@ impl Kernel for Model<'_> {
         self.targets.get(index as usize).map(|&Target { ifindex, flags, .. }| Reach { ifindex, flags })
     }
 
-    fn is_refused(&mut self, target: u32, leaves_pod: bool) -> bool {
-        let Target { ifindex, flags, .. } = self.targets[target as usize];
-        let comes_from = self.from != 0 && self.from == ifindex;
-        let goes_to = |byte| byte == DESTINATION && (!leaves_pod || flags & TARGET_BRIDGED != 0);
-        self.aims[target as usize].collector.is_some_and(|byte| goes_to(byte) || comes_from)
+    fn is_refused(&mut self, tap: &Tap, target: u32, leaves_pod: bool) -> bool {
+        let Aim { collector, bridge, .. } = self.aims[target as usize];
+        let comes_from = self.from != 0 && self.from == self.targets[target as usize].ifindex;
+        let is_on_bridge = bridge != 0 && bridge == tap.bridge;
+        let goes_to = |byte| byte == DESTINATION && (!leaves_pod || is_on_bridge);
+        collector.is_some_and(|byte| goes_to(byte) || comes_from)
     }
 
     fn is_unread(&mut self, target: u32) -> bool {
@@ -218,6 +220,7 @@ fn the_kernel_does_what_the_decision_says() {
                 if let Some(byte) = aim.collector {
                     target.flags |= TARGET_GUARDED;
                     target.collector = [byte; 6];
+                    target.bridge = aim.bridge;
                 }
                 if let Some(until) = aim.unread {
                     target.flags |= TARGET_WHEN_READ;
@@ -226,7 +229,7 @@ fn the_kernel_does_what_the_decision_says() {
                 bench.put(index, target)
             })
             .collect();
-        let tap = tap(at(case.peer), &case.sessions);
+        let tap = Tap { bridge: case.bridge, ..tap(at(case.peer), &case.sessions) };
         let other = bench.lab.ifindex("idlep");
         bench.put_entry(&tap);
         bench.put_entry_of(other, &tap);

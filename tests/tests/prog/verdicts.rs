@@ -1,7 +1,7 @@
 //! Each verdict: the condition that leads to it. No other counter changes, and no other copy is made.
 
 use mirror_common::{
-    abi::{FILTER_PLACES, SESSION_FILTERED, Session, TARGET_PLACES, TARGET_UP},
+    abi::{FILTER_PLACES, SESSION_FILTERED, Session, TARGET_GUARDED, TARGET_PLACES, TARGET_UP, Tap, Target},
     verdict::{
         Direction::{self, Egress, Ingress},
         Hook, Verdict,
@@ -99,6 +99,33 @@ fn the_mirror_interface_itself_is_not_copied_to_itself() {
     Hook::ALL.iter().for_each(|&hook| bench.run(hook, &packet(), 2));
     assert_eq!(bench.counted(0), counted(&[(Ingress, Verdict::Loop, 2), (Egress, Verdict::Loop, 2)]));
     assert_eq!(tap.arrived(), Vec::<Vec<u8>>::new());
+}
+
+/// What leaves a pod for the collector's MAC address reaches the collector on its own bridge alone.
+#[test]
+fn a_packet_to_the_collector_is_not_copied_to_it() {
+    let mut bench = one_session("collector", true);
+    let ifindex = bench.lab.ifindex("target0");
+    let target = bench.listen("target0");
+    for (hook, of_tap, of_collector, verdict) in [
+        (Hook::Ingress, 7, 7, Verdict::Loop),
+        (Hook::Ingress, 7, 8, Verdict::Copied),
+        (Hook::Ingress, 7, 0, Verdict::Copied),
+        (Hook::Ingress, 0, 7, Verdict::Copied),
+        (Hook::Ingress, 0, 0, Verdict::Copied),
+        (Hook::Egress, 7, 8, Verdict::Loop),
+        (Hook::Egress, 0, 0, Verdict::Loop),
+    ] {
+        let (flags, collector) = (READY | TARGET_GUARDED, [2; 6]);
+        bench.put(0, Target { ifindex, flags, collector, bridge: of_collector, ..Target::default() });
+        bench.put_entry(&Tap { bridge: of_tap, ..bench::tap(at(true), &[session(0, 0, BOTH)]) });
+        bench.reset(0);
+        bench.run(hook, &packet(), 1);
+        let (direction, bridges) = (at(true).direction(hook), [of_tap, of_collector]);
+        assert_eq!(bench.counted(0), counted(&[(direction, verdict, 1)]), "{hook:?}, bridges {bridges:?}");
+        let copies = target.arrived();
+        assert_eq!(copies.len(), usize::from(verdict == Verdict::Copied), "{hook:?}, bridges {bridges:?}");
+    }
 }
 
 #[test]

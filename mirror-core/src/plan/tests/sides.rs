@@ -77,7 +77,7 @@ fn wanted(nic: Option<IfIndex>) -> Desired {
     let sessions = [(MirrorId::default(), session)].into();
     let kind = TapKind::HostVeth;
     let (exit, pod_side) = (nic, nic.map(PodSide::seeing));
-    let tap = Tap { owner, kind, is_limited: false, exit, pod_side, sessions };
+    let tap = Tap { owner, kind, is_limited: false, exit, bridge: None, pod_side, sessions };
     Desired {
         targets: [(TargetName::default(), Target::Stream(None))].into(),
         limits: NodeLimits::default(),

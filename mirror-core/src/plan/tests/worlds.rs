@@ -55,14 +55,19 @@ pub(super) fn session() -> impl Strategy<Value = Session> {
     )
 }
 
+fn bridge() -> impl Strategy<Value = Option<IfIndex>> {
+    option::of((3..5u32).prop_map(IfIndex))
+}
+
 pub(super) fn tap() -> impl Strategy<Value = Tap> {
     let mirror = sample::select(vec!["a", "b", "c"]).prop_map(|name| MirrorId(name.parse().unwrap()));
     let exit = option::of((1..3u32).prop_map(IfIndex));
-    (owner(), any::<bool>(), exit, prop::bool::weighted(0.4), btree_map(mirror, session(), 1..4)).prop_map(
-        |(owner, is_limited, exit, is_split, sessions)| {
+    let sides = (exit, bridge(), prop::bool::weighted(0.4));
+    (owner(), any::<bool>(), sides, btree_map(mirror, session(), 1..4)).prop_map(
+        |(owner, is_limited, (exit, bridge, is_split), sessions)| {
             let kind = if owner.pod.is_some() { TapKind::HostVeth } else { TapKind::Interface };
             let pod_side = (is_split && owner.pod.is_some()).then_some(PodSide::seeing(IfIndex(9)));
-            Tap { owner, kind, is_limited, exit, pod_side, sessions }
+            Tap { owner, kind, is_limited, exit, bridge, pod_side, sessions }
         },
     )
 }
@@ -72,8 +77,8 @@ pub(super) fn target() -> impl Strategy<Value = Target> {
     let destination =
         sample::select(vec!["mirror0", "gre:10.9.0.5/key=7", "gre:10.9.0.5/key=5-7", "gre:10.9.0.5/key=6-9"]);
     let ceiling = option::weighted(0.3, Just(rate(10)));
-    let device = (destination, option::of(100..103u32), any::<[bool; 3]>(), ceiling).prop_map(
-        |(destination, ifindex, [up, queueless, when_read], ceiling)| {
+    let device = (destination, option::of(100..103u32), any::<[bool; 3]>(), bridge(), ceiling).prop_map(
+        |(destination, ifindex, [up, queueless, when_read], bridge, ceiling)| {
             let (destination, ifindex) = (destination.parse().unwrap(), ifindex.map(IfIndex));
             let device = "mirror0".to_owned();
             Target::Device(DeviceTarget {
@@ -82,6 +87,7 @@ pub(super) fn target() -> impl Strategy<Value = Target> {
                 ifindex,
                 up,
                 queueless,
+                bridge,
                 when_read,
                 ceiling: ceiling.map(|rate| rate.limits()).unwrap_or_default(),
                 ..DeviceTarget::default()
