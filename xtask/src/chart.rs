@@ -4,11 +4,14 @@
 //! the agent runs with it. `generate` and `lint` call this module.
 
 mod cases;
+mod openshift;
+mod prometheus;
 mod schemas;
 #[cfg(test)]
 mod tests;
 
 use std::{
+    collections::BTreeMap,
     ffi::OsStr,
     fs,
     path::{Path, PathBuf},
@@ -45,8 +48,8 @@ pub(crate) fn readme() -> Result<String> {
     Ok(text)
 }
 
-/// Checks the chart with helm's own rules, with values that must be taken or refused, and with the schemas of
-/// Kubernetes.
+/// Checks the chart with helm's own rules, with values that must be taken or refused, with the schemas of
+/// Kubernetes, with OpenShift's constraints, and with the metrics.
 pub(crate) fn check() -> Result<()> {
     step("chart");
     let version = env!("CARGO_PKG_VERSION");
@@ -57,6 +60,7 @@ pub(crate) fn check() -> Result<()> {
         }
     }
     helm()?.args(["lint", "--strict", "--quiet", "deploy/chart"]).run()?;
+    let mut manifests = BTreeMap::new();
     let of_oldest = TAKEN.iter().map(|taken| (taken, OLDEST_KUBERNETES));
     for ((values, part), kubernetes) in
         of_oldest.chain(TAKEN_BY_NEWER.iter().map(|taken| (taken, RENDERED_FOR)))
@@ -65,6 +69,7 @@ pub(crate) fn check() -> Result<()> {
         if !text.contains(part) {
             bail!("the chart with {} renders to something without {part:?}", values.join(" "));
         }
+        manifests.insert(format!("{}, Kubernetes {kubernetes}", values.join(" ")), text);
     }
     for (values, kubernetes, part) in WITHOUT {
         if template(values, kubernetes)?.args(["--show-only", "templates/*.yaml"]).read()?.contains(part) {
@@ -86,7 +91,9 @@ pub(crate) fn check() -> Result<()> {
         TAKEN.len() + TAKEN_BY_NEWER.len() + WITHOUT.len(),
         REFUSED.len()
     );
-    schemas::check(&platforms()?)
+    manifests.extend(schemas::check(&platforms()?)?);
+    openshift::check(&manifests)?;
+    prometheus::check(&manifests)
 }
 
 /// The files with the values of platforms.

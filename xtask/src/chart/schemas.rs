@@ -21,8 +21,9 @@ use crate::{
 /// Kinds that are not of Kubernetes.
 const OTHERS: &str = "PodMonitor,PrometheusRule,SecurityContextConstraints,ServiceMonitor";
 
-/// Checks the chart with its defaults and with each file of values, for each of the versions.
-pub(super) fn check(files: &[PathBuf]) -> Result<()> {
+/// Checks the chart with each file of values, for each of the versions, and returns the manifests by their files.
+pub(super) fn check(files: &[PathBuf]) -> Result<Vec<(String, String)>> {
+    let mut manifests = Vec::new();
     for version in pins::KUBERNETES {
         let schemas = schemas(version)?;
         let rendered = workspace::root().join("target/chart").join(version);
@@ -32,12 +33,14 @@ pub(super) fn check(files: &[PathBuf]) -> Result<()> {
         kubeconform.arg(schemas.join("{{.ResourceKind}}{{.KindSuffix}}.json"));
         for file in files {
             let to = rendered.join(file.file_name().context("a file has a name")?);
-            fs::write(&to, super::with_file(file, version)?)?;
-            kubeconform.arg(to);
+            let manifest = super::with_file(file, version)?;
+            fs::write(&to, &manifest)?;
+            kubeconform.arg(&to);
+            manifests.push((to.display().to_string(), manifest));
         }
         kubeconform.run().with_context(|| format!("Kubernetes {version} would refuse the chart"))?;
     }
-    Ok(())
+    Ok(manifests)
 }
 
 /// The directory with the schemas of a version. Made once, in the cache.
