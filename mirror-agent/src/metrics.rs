@@ -6,6 +6,7 @@
 
 pub mod controller;
 mod maps;
+mod sums;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -20,9 +21,12 @@ use prometheus::{
 };
 use tokio::sync::watch;
 
-use self::maps::{mirrored, register_recorders, register_rings, register_state};
+use self::{
+    maps::{copied_directions, mirrored, register_recorders, register_rings, register_state},
+    sums::{Part, Scrape, Sums},
+};
 use crate::{
-    dataplane::readout::{Reader, drops},
+    dataplane::readout::{Reader, Readout, RingFill, TapReadout, drops},
     model::{Op, Owner, TargetName},
     recording::Fill,
     report::{NicCoverage, Report, Reports},
@@ -136,11 +140,15 @@ fn request_failed(errors: &IntCounterVec) -> impl Fn(Option<u16>) + Clone + Send
     }
 }
 
+/// Reads the maps, and how full the rings are.
+type Read = Box<dyn FnMut() -> anyhow::Result<(Readout, Vec<RingFill>)> + Send>;
+
 /// All metrics.
 pub struct Metrics {
     /// The counters that are incremented as events happen.
     counted: Registry,
-    maps: Mutex<Reader>,
+    /// The maps, and the sums of the last scrape.
+    scrapes: Mutex<(Read, Option<Sums>)>,
     reports: Reports,
     recorders: watch::Receiver<BTreeMap<TargetName, Fill>>,
     /// Whether the labels `pod` and `nic` have values. On nodes with many short-lived pods, they make many series.
@@ -153,7 +161,7 @@ impl Metrics {
     pub fn new(
         of_loop: &LoopMetrics,
         reports: Reports,
-        maps: Reader,
+        mut maps: Reader,
         recorders: watch::Receiver<BTreeMap<TargetName, Fill>>,
         has_pods: bool,
     ) -> prometheus::Result<Self> {
@@ -174,22 +182,28 @@ impl Metrics {
         for counters in [op_failures, watch_restarts, request_errors] {
             counted.register(Box::new(counters.clone()))?;
         }
-        Ok(Self { counted, maps: Mutex::new(maps), reports, recorders, has_pods })
+        let read: Read = Box::new(move || anyhow::Ok((maps.read()?, maps.ring_fills()?)));
+        Ok(Self { counted, scrapes: Mutex::new((read, None)), reports, recorders, has_pods })
     }
 
     /// Returns the text of all metrics, with the present values.
     pub fn text(&self) -> anyhow::Result<String> {
-        let now = Registry::new();
-        let mut maps = self.maps.lock().unwrap_or_else(PoisonError::into_inner);
-        let (mut readout, rings) = (maps.read()?, maps.ring_fills()?);
-        drop(maps);
+        let (now, drops) = (Registry::new(), drops()?);
+        // Locked until the sums are complete: each needs those of the scrape before.
+        let mut scrapes = self.scrapes.lock().unwrap_or_else(PoisonError::into_inner);
+        let (read, sums) = &mut *scrapes;
+        let (mut readout, rings) = read()?;
+        let mut scrape = Scrape { before: sums.take(), now: None };
         if !self.has_pods {
             readout.taps.iter_mut().for_each(|tap| without_names(&mut tap.owner));
+            scrape.now = Some(Sums::default());
         }
-        register_state(&now, &readout, &drops()?)?;
+        register_state(&now, &readout, &drops, &mut scrape)?;
         register_rings(&now, &rings)?;
         register_recorders(&now, &self.recorders.borrow())?;
-        register_report(&now, &self.reports.borrow(), &mirrored(&readout.taps), self.has_pods)?;
+        register_report(&now, &self.reports.borrow(), &readout.taps, &mut scrape)?;
+        *sums = scrape.now;
+        drop(scrapes);
         let families = [now.gather(), self.counted.gather()].concat();
         Ok(TextEncoder::new().encode_to_string(&families)?)
     }
@@ -231,14 +245,14 @@ fn gauge(registry: &Registry, name: &str, help: &str, value: usize) -> prometheu
     register(registry, &gauge)
 }
 
-/// Registers the values from the report of the last round. `mirrored`: see [`maps::mirrored`]. `has_pods`: see
-/// [`Metrics::new`].
+/// Registers the values from the report of the last round. `taps`: the taps in the maps.
 fn register_report(
     registry: &Registry,
     report: &Report,
-    mirrored: &BTreeSet<&str>,
-    has_pods: bool,
+    taps: &[TapReadout],
+    scrape: &mut Scrape,
 ) -> prometheus::Result<()> {
+    let (mirrored, copied) = (mirrored(taps), copied_directions(taps));
     let Report {
         at: _,
         is_listed: _,
@@ -285,7 +299,7 @@ fn register_report(
         }
     }
     register(registry, &pods)?;
-    // Two series for each NIC: the present state is a label, and other states have no series.
+    // A series for each direction that a mirror copies: the present state is a label, and other states have no series.
     let states = IntGaugeVec::new(
         Opts::new(
             "podmirror_nic_coverage",
@@ -297,14 +311,19 @@ fn register_report(
         |name, help| IntCounterVec::new(Opts::new(name, help), &["namespace", "pod", "nic", "direction"]);
     let seen = packets("podmirror_nic_seen_packets_total", "Packets that the tap of a NIC has seen.")?;
     let carried = packets("podmirror_nic_carried_packets_total", "Packets that the NIC itself has counted.")?;
-    for NicCoverage { pod, nic, directions, .. } in coverage.values() {
+    for (device, NicCoverage { pod, nic, directions, .. }) in coverage {
+        let has_pods = scrape.now.is_none();
         let (name, nic) = if has_pods { (pod.name.as_str(), nic.as_str()) } else { ("", "") };
         for (direction, judged) in Direction::ALL.into_iter().zip(directions) {
-            let labels = [&pod.namespace, name, nic, direction.name()];
-            seen.with_label_values(&labels).inc_by(judged.seen);
-            carried.with_label_values(&labels).inc_by(judged.carried);
-            let [namespace, pod, nic, direction] = labels;
-            states.with_label_values(&[namespace, pod, nic, direction, judged.state.name()]).inc();
+            let labels: [&str; 4] = [&pod.namespace, name, nic, direction.name()];
+            let is_copied = copied.get(device).is_some_and(|bits| bits & direction.bit() != 0);
+            for (packets, value) in [(&seen, judged.seen), (&carried, judged.carried)] {
+                scrape.add(packets, is_copied.then_some(&labels[..]), Part::Nic(*device, direction), value);
+            }
+            if is_copied {
+                let [namespace, pod, nic, direction] = labels;
+                states.with_label_values(&[namespace, pod, nic, direction, judged.state.name()]).inc();
+            }
         }
     }
     register(registry, &states)?;

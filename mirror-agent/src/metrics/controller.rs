@@ -48,7 +48,7 @@ impl ControllerMetrics {
             nodes: gauge("podmirror_controller_nodes", "MirrorNodes that the controller has read.")?,
             stale: gauge(
                 "podmirror_controller_stale_nodes",
-                "MirrorNodes that do not count, because their agents have not written them for 15 minutes.",
+                "Stale MirrorNodes: their agents have not written them for 15 minutes.",
             )?,
             mirrors: gauge(
                 "podmirror_controller_mirrors",

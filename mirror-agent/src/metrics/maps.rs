@@ -6,11 +6,15 @@ use mirror_common::verdict::{Direction, Misfit};
 use mirror_core::destination::Destination;
 use prometheus::{IntCounter, IntCounterVec, IntGaugeVec, Opts, Registry};
 
-use super::{gauge, register};
+use super::{
+    gauge, register,
+    sums::{Part, Scrape},
+};
 use crate::{
     dataplane::readout::{MisfitCount, Readout, RingFill, SessionReadout, TapReadout},
-    model::{Capacity, TargetName},
+    model::{Capacity, Device, TargetName},
     recording::Fill,
+    settings::CaptureFilter,
 };
 
 /// Labels of the packet counters.
@@ -45,6 +49,15 @@ pub(super) fn mirrored(taps: &[TapReadout]) -> BTreeSet<&str> {
     taps.iter().filter(has_mirror).filter_map(|tap| Some(tap.owner.pod.as_ref()?.uid.as_str())).collect()
 }
 
+/// The directions that mirrors copy at each tap, as bits. Captures are left out.
+pub(super) fn copied_directions(taps: &[TapReadout]) -> BTreeMap<Device, u32> {
+    let directions = taps.iter().map(|tap| {
+        let mirrors = tap.sessions.iter().filter(|session| !session.mirror.0.is_capture());
+        (tap.device, mirrors.fold(0, |bits, mirror| bits | mirror.session.directions.bits()))
+    });
+    directions.collect()
+}
+
 /// The type of a target: the name of its field in a MirrorTarget.
 const fn type_of(destination: &Destination) -> &'static str {
     match destination {
@@ -60,6 +73,7 @@ pub(super) fn register_state(
     registry: &Registry,
     readout: &Readout,
     drops: &BTreeMap<String, u64>,
+    scrape: &mut Scrape,
 ) -> prometheus::Result<()> {
     let Readout { targets, taps, copied_again, filters, capacity } = readout;
     let packets = IntCounterVec::new(
@@ -91,8 +105,16 @@ pub(super) fn register_state(
         if let (Some(network), Some(_)) = (&owner.network, mirrors.peek()) {
             networks.insert([namespace, pod, &owner.nic], network);
         }
-        for SessionReadout { mirror, session, ended: budget, counts, copied_bytes, misfits: of, .. } in
-            mirrors
+        for SessionReadout {
+            mirror,
+            session,
+            serial,
+            ended: budget,
+            counts,
+            copied_bytes,
+            misfits: of,
+            ..
+        } in mirrors
         {
             ended += usize::from(budget.is_some());
             let (mirror, target) = (mirror.0.as_str(), session.target.0.as_str());
@@ -101,19 +123,20 @@ pub(super) fn register_state(
                 // value is their sum.
                 let (direction, verdict) = (count.direction.name(), count.verdict.name());
                 let labels = [namespace, pod, &owner.nic, mirror, target, direction, verdict];
-                packets.with_label_values(&labels).inc_by(count.packets);
-                bytes.with_label_values(&labels).inc_by(count.bytes);
+                let part = Part::Session(*serial, count.direction, Some(count.verdict));
+                scrape.add(&packets, Some(&labels), part, count.packets);
+                scrape.add(&bytes, Some(&labels), part, count.bytes);
             }
             for (direction, bytes) in Direction::ALL.into_iter().zip(copied_bytes) {
                 if *bytes > 0 {
                     let labels = [namespace, pod, &owner.nic, mirror, target, direction.name()];
-                    copied.with_label_values(&labels).inc_by(*bytes);
+                    scrape.add(&copied, Some(&labels), Part::Session(*serial, direction, None), *bytes);
                 }
             }
             for MisfitCount { direction, misfit, packets, bytes } in of {
                 let labels = [namespace, pod, &owner.nic, mirror, target, direction.name()];
                 for (counters, by) in misfits.get(misfit).into_iter().flatten().zip([packets, bytes]) {
-                    counters.with_label_values(&labels).inc_by(*by);
+                    scrape.add(counters, Some(&labels), Part::Session(*serial, *direction, None), *by);
                 }
             }
         }
@@ -172,7 +195,11 @@ pub(super) fn register_state(
     register(registry, &dropped)?;
     let sessions = taps.iter().map(|tap| tap.sessions.len()).sum();
     let inside = taps.iter().filter(|tap| tap.pod_side.is_some() || !tap.device.is_on_node()).count();
-    let Capacity { taps, sessions: most_sessions, filters: most_filters, instructions: _ } = *capacity;
+    let in_use = taps.iter().flat_map(|tap| &tap.sessions);
+    let in_use: BTreeSet<_> = in_use.filter_map(|of| of.session.settings.filter.as_ref()).collect();
+    let instructions = in_use.into_iter().map(CaptureFilter::length).sum();
+    let Capacity { taps, sessions: most_sessions, filters: most_filters, instructions: most_instructions } =
+        *capacity;
     for (name, help, value) in [
         ("podmirror_taps_max", "Taps that this node can have.", taps),
         ("podmirror_pod_side_taps", "Taps with a hook inside the pod, captures included.", inside),
@@ -180,6 +207,12 @@ pub(super) fn register_state(
         ("podmirror_sessions_max", "Sessions that this node can have.", most_sessions),
         ("podmirror_filters", "Different filters of all sessions.", *filters),
         ("podmirror_filters_max", "Different filters that this node can have.", most_filters),
+        ("podmirror_filter_instructions", "Instructions of these filters together.", instructions),
+        (
+            "podmirror_filter_instructions_max",
+            "Instructions that the filters of this node can have together.",
+            most_instructions,
+        ),
     ] {
         gauge(registry, name, help, value)?;
     }

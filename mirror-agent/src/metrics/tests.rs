@@ -2,6 +2,8 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+mod sums;
+
 use mirror_common::verdict::{Misfit, Verdict};
 use mirror_core::{
     coverage::{Doubt, State, Way},
@@ -27,6 +29,14 @@ fn lines(fill: impl FnOnce(&Registry)) -> Vec<String> {
     fill(&registry);
     let text = TextEncoder::new().encode_to_string(&registry.gather()).unwrap();
     text.lines().filter(|line| !line.starts_with('#')).map(str::to_owned).collect()
+}
+
+fn of_state(readout: &Readout, drops: &BTreeMap<String, u64>) -> Vec<String> {
+    lines(|registry| register_state(registry, readout, drops, &mut Scrape::default()).unwrap())
+}
+
+fn of_report(report: &Report, taps: &[TapReadout]) -> Vec<String> {
+    lines(|registry| register_report(registry, report, taps, &mut Scrape::default()).unwrap())
 }
 
 fn pod(name: &str, uid: &str) -> PodId {
@@ -92,7 +102,7 @@ fn a_pod_and_its_successor_are_one_series_and_an_interface_has_no_pod() {
     };
     let cut = |namespace, pod, mirror| labels(namespace, pod, mirror).replace("result=\"copied\",", "");
     assert_eq!(
-        lines(|registry| register_state(registry, &readout(targets, taps), &drops).unwrap()),
+        of_state(&readout(targets, taps), &drops),
         [
             format!("podmirror_bytes_total{} 300", labels("", "", "default")),
             format!("podmirror_bytes_total{} 60420", labels("shop", "web", "default")),
@@ -104,6 +114,8 @@ fn a_pod_and_its_successor_are_one_series_and_an_interface_has_no_pod() {
             format!("podmirror_cut_bytes_total{} 4000", cut("shop", "web", "default")),
             format!("podmirror_cut_packets_total{} 3", cut("shop", "web", "default")),
             "podmirror_ended_sessions 1".into(),
+            "podmirror_filter_instructions 0".into(),
+            "podmirror_filter_instructions_max 1048576".into(),
             "podmirror_filters 2".into(),
             "podmirror_filters_max 2048".into(),
             format!("podmirror_packets_total{} 5", labels("", "", "default")),
@@ -137,7 +149,7 @@ fn the_type_of_a_target_is_its_field_in_a_mirror_target() {
         );
         let target = Target::Device(DeviceTarget { destination, ..DeviceTarget::default() });
         let readout = readout([(TargetName::default(), target)].into(), Vec::new());
-        let lines = lines(|registry| register_state(registry, &readout, &BTreeMap::new()).unwrap());
+        let lines = of_state(&readout, &BTreeMap::new());
         assert!(lines.contains(&expected), "{expected}: {lines:?}");
     }
 }
@@ -152,7 +164,7 @@ fn taps_with_a_hook_inside_the_pod_are_counted() {
         TapReadout { device: nic, ..tap(3, Some(pod("dpdk", "c")), 1) },
     ];
     let readout = readout(BTreeMap::new(), taps);
-    let lines = lines(|registry| register_state(registry, &readout, &BTreeMap::new()).unwrap());
+    let lines = of_state(&readout, &BTreeMap::new());
     assert!(lines.contains(&"podmirror_pod_side_taps 2".to_owned()), "{lines:?}");
 }
 
@@ -175,7 +187,7 @@ fn a_nic_has_one_series_with_its_network() {
         captured,
     ];
     let readout = readout(BTreeMap::new(), taps);
-    let lines = lines(|registry| register_state(registry, &readout, &BTreeMap::new()).unwrap());
+    let lines = of_state(&readout, &BTreeMap::new());
     let infos: Vec<_> = lines.iter().filter(|line| line.starts_with("podmirror_nic_info")).collect();
     assert_eq!(
         infos,
@@ -218,7 +230,7 @@ fn a_pod_with_two_skipped_nics_is_one_skipped_pod_and_one_with_a_mirror_is_mirro
         ..Report::default()
     };
     assert_eq!(
-        lines(|registry| register_report(registry, &report, &mirrored(&taps), true).unwrap()),
+        of_report(&report, &taps),
         [
             "podmirror_bad_annotations 1",
             "podmirror_pending_failures 2",
@@ -231,7 +243,7 @@ fn a_pod_with_two_skipped_nics_is_one_skipped_pod_and_one_with_a_mirror_is_mirro
     );
 }
 
-/// The state is a label, so a NIC always has two series.
+/// The state is a label, so a NIC always has one series for each direction that a mirror copies.
 #[test]
 fn each_direction_of_a_nic_has_one_series_with_its_coverage() {
     let judged = |state| Judged { state, since: Instant::now(), seen: 1, carried: 2 };
@@ -242,6 +254,7 @@ fn each_direction_of_a_nic_has_one_series_with_its_coverage() {
         inside: None,
         directions: [judged(state), judged(State::Covered)],
     };
+    let mut taps = [tap(1, Some(pod("web", "a")), 1)];
     for (state, name) in [
         (State::Bypassed(Way::Peer), "Bypassed"),
         (State::Hidden(Hidden::Program("first".into())), "Hidden"),
@@ -251,7 +264,7 @@ fn each_direction_of_a_nic_has_one_series_with_its_coverage() {
     ] {
         let coverage = [(Device::on_node(IfIndex(1)), nic(state))].into();
         let report = Report { coverage, ..Report::default() };
-        let lines = lines(|registry| register_report(registry, &report, &BTreeSet::new(), true).unwrap());
+        let lines = of_report(&report, &taps);
         let series: Vec<_> = lines.iter().filter(|line| line.starts_with("podmirror_nic_coverage")).collect();
         let expected = [("egress", "Covered"), ("ingress", name)].map(|(direction, state)| {
             format!(
@@ -266,39 +279,16 @@ fn each_direction_of_a_nic_has_one_series_with_its_coverage() {
             assert!(line.ends_with(&format!(" {count}")), "{line}");
         }
     }
-}
-
-/// Without the names of pods and NICs, a series is the sum over a namespace.
-#[test]
-fn without_names_the_nics_of_a_namespace_are_summed_up() {
-    let mut taps = vec![tap(1, Some(pod("web", "a")), 5), tap(2, Some(pod("db", "b")), 6)];
-    taps.iter_mut().for_each(|tap| without_names(&mut tap.owner));
-    let readout = readout(BTreeMap::new(), taps);
-    let judged = Judged { state: State::Covered, since: Instant::now(), seen: 1, carried: 2 };
-    let nic = |name: &str| NicCoverage {
-        pod: pod(name, name),
-        nic: "eth0".into(),
-        device: "veth1".into(),
-        inside: None,
-        directions: [judged.clone(), judged.clone()],
-    };
-    let coverage = [(1, "web"), (2, "db")].map(|(at, name)| (Device::on_node(IfIndex(at)), nic(name))).into();
+    // Only a capture copies ingress now.
+    let capture = MirrorId(Name::of_capture(1));
+    let captured = SessionReadout { mirror: capture, ..taps[0].sessions[0].clone() };
+    taps[0].sessions[0].session.directions = Directions::Egress;
+    taps[0].sessions.push(captured);
+    let coverage = [(Device::on_node(IfIndex(1)), nic(State::Bypassed(Way::Peer)))].into();
     let report = Report { coverage, ..Report::default() };
-    let lines = lines(|registry| {
-        register_state(registry, &readout, &BTreeMap::new()).unwrap();
-        register_report(registry, &report, &BTreeSet::new(), false).unwrap();
-    });
-    let labels = "direction=\"egress\",mirror=\"default\",namespace=\"shop\",nic=\"\",pod=\"\",result=\"copied\",target=\"default\"";
-    let of_nic = "direction=\"egress\",namespace=\"shop\",nic=\"\",pod=\"\"";
-    for line in [
-        format!("podmirror_packets_total{{{labels}}} 11"),
-        format!("podmirror_bytes_total{{{labels}}} 660"),
-        format!("podmirror_copied_bytes_total{{{}}} 550", labels.replace("result=\"copied\",", "")),
-        format!("podmirror_nic_carried_packets_total{{{of_nic}}} 4"),
-        format!("podmirror_nic_coverage{{{of_nic},state=\"Covered\"}} 2"),
-    ] {
-        assert!(lines.contains(&line), "{line}: {lines:?}");
-    }
+    let lines = of_report(&report, &taps);
+    let of_nic: Vec<_> = lines.iter().filter(|line| line.starts_with("podmirror_nic_")).collect();
+    assert!(of_nic.len() == 3 && of_nic.iter().all(|line| line.contains("\"egress\"")), "{of_nic:?}");
 }
 
 #[test]
