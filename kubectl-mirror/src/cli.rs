@@ -136,6 +136,12 @@ pub(crate) struct OnArgs {
     /// Duration after which the mirror ends, for example 15m [default: never].
     #[arg(long, value_name = "TIME")]
     duration: Option<String>,
+    /// Number of copies after which the mirror of a NIC ends, for example 100k [default: never].
+    #[arg(long, value_name = "N")]
+    packets: Option<String>,
+    /// Number of copied bytes after which the mirror of a NIC ends, for example 1Gi [default: never].
+    #[arg(long, value_name = "BYTES")]
+    bytes: Option<String>,
     #[command(flatten)]
     pub(crate) change: Change,
 }
@@ -319,13 +325,15 @@ impl TailArgs {
 
 impl OnArgs {
     pub(crate) fn settings(&self) -> Result<SettingsSpec, clap::Error> {
-        let Self { filter, sample, rate, snaplen, duration, .. } = self;
+        let Self { filter, sample, rate, snaplen, duration, packets, bytes, .. } = self;
         let flags = [
             ("filter", filter),
             ("sample", sample),
             ("rate", rate),
             ("snaplen", snaplen),
             ("duration", duration),
+            ("packets", packets),
+            ("bytes", bytes),
         ];
         settings(flags.map(|(key, value)| (key, value.as_deref())), None)
     }

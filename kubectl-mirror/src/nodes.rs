@@ -3,7 +3,7 @@
 //! A node that does not answer has a reason instead of a status. Only a missing right of the user, which would be the
 //! same at each node, ends the command.
 
-use std::collections::BTreeSet;
+use std::{collections::BTreeSet, fmt};
 
 use anyhow::{Context as _, bail};
 use futures_util::{StreamExt as _, stream};
@@ -66,15 +66,19 @@ pub(crate) struct Unanswered {
     pub(crate) why: String,
 }
 
+impl fmt::Display for Unanswered {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "node {}: {}", self.node, printable(&self.why))
+    }
+}
+
 /// Prints which of the `asked` nodes have not answered.
 ///
 /// # Errors
 ///
 /// None of them has answered.
 pub(crate) fn tell_unanswered(unanswered: &[Unanswered], asked: usize) -> anyhow::Result<()> {
-    for Unanswered { node, why } in unanswered {
-        tell(&format!("node {node}: {}", printable(why)));
-    }
+    unanswered.iter().for_each(|node| tell(&node.to_string()));
     match asked > 0 && unanswered.len() == asked {
         true => bail!("no node answered"),
         false => Ok(()),

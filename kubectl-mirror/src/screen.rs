@@ -1,5 +1,5 @@
-//! Output for people and for programs. [`Screen`] repeats it: on a terminal, each text is drawn over the one before;
-//! otherwise those that have changed follow one another.
+//! Output for people and for programs. [`Screen`] repeats it: on a terminal, each text is drawn over the one before, as
+//! far as it fits; otherwise those that have changed follow one another.
 
 use std::{
     ffi::OsStr,
@@ -12,6 +12,7 @@ use clap::{
     builder::{PossibleValue, PossibleValuesParser, StringValueParser, TypedValueParser},
 };
 use serde::Serialize;
+use terminal_size::{Height, Width, terminal_size_of};
 
 use crate::{jsonpath::Template, print};
 
@@ -71,6 +72,8 @@ pub(crate) struct Screen {
     between: &'static str,
     /// The message instead of an empty text.
     nothing: String,
+    /// Messages below a text that is redrawn.
+    pub(crate) notes: String,
     last: Option<String>,
     is_begun: bool,
 }
@@ -82,16 +85,18 @@ impl Screen {
         let is_redrawn = cfg!(unix) && is_repeated && io::stdout().is_terminal();
         let (between, nothing) = match (output, scope) {
             (Some(Output::Jsonpath(_)), _) => ("", String::new()),
+            (Some(Output::Name), _) => ("\n", String::new()),
             (Some(Output::Yaml), _) => ("---\n", String::new()),
             (_, Some(namespace)) => ("\n", format!("No resources found in {namespace} namespace.\n")),
             (_, None) => ("\n", "No resources found\n".to_owned()),
         };
-        Self { is_redrawn, between, nothing, last: None, is_begun: false }
+        Self { is_redrawn, between, nothing, notes: String::new(), last: None, is_begun: false }
     }
 
     pub(crate) fn show(&mut self, text: &str) -> anyhow::Result<()> {
         if self.is_redrawn {
-            return print(&drawn(if text.is_empty() { &self.nothing } else { text }));
+            let text = if text.is_empty() { self.nothing.as_str() } else { text };
+            return print(&drawn(text, &self.notes, size()));
         }
         if self.last.as_deref() == Some(text) {
             return Ok(());
@@ -107,10 +112,43 @@ impl Screen {
     }
 }
 
-/// Draws a text over another one, so that no line is blank meanwhile.
-fn drawn(text: &str) -> String {
-    let lines: String = text.lines().map(|line| format!("{line}{REST_OF_LINE}\n")).collect();
+/// The rows and columns of the terminal, which the user can resize between two texts. A terminal without a size is
+/// unlimited.
+fn size() -> (usize, usize) {
+    let size = terminal_size_of(io::stdout());
+    size.map_or((usize::MAX, usize::MAX), |(Width(columns), Height(rows))| (rows.into(), columns.into()))
+}
+
+/// Draws a text, and the notes below it, over another one, so that no line is blank meanwhile.
+fn drawn(text: &str, notes: &str, (rows, columns): (usize, usize)) -> String {
+    // The last row is for the cursor: a line there would move the first one off the terminal.
+    let rows = rows.saturating_sub(1);
+    let notes = fit(notes, rows / 2, columns);
+    let mut lines = String::new();
+    for line in fit(text, rows - notes.lines().count(), columns).lines().chain(notes.lines()) {
+        // Behind a line of full width, the cursor is still on its last character, which would be cleared.
+        let rest = if line.chars().count() < columns { REST_OF_LINE } else { "" };
+        lines += &format!("{line}{rest}\n");
+    }
     format!("{HOME}{lines}{REST}")
+}
+
+/// The first lines of a text, each cut to the columns, and the number of those that do not fit into the rows. If there
+/// is only one row, it has the first line, which is the head of a table.
+fn fit(text: &str, rows: usize, columns: usize) -> String {
+    let count = text.lines().count();
+    let shown = if count > rows { rows.saturating_sub(1).max(rows.min(1)) } else { count };
+    let more =
+        (shown < rows.min(count)).then(|| format!("and {} more lines, shown without --watch", count - shown));
+    text.lines().take(shown).chain(more.as_deref()).map(|line| cut(line, columns) + "\n").collect()
+}
+
+/// The line, or its first part with a mark: without the mark, a number at the end would look like a smaller one.
+fn cut(line: &str, columns: usize) -> String {
+    match line.chars().count() > columns {
+        true => line.chars().take(columns.saturating_sub(1)).chain(['>']).collect(),
+        false => line.to_owned(),
+    }
 }
 
 /// An object in JSON, by a template, or else in YAML.
@@ -153,11 +191,57 @@ pub(crate) fn age(seconds: u64) -> String {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
+
+    const TABLE: &str = "NAME  PODS\na     1\nb     2\nc     100\n";
 
     #[test]
     fn a_text_is_drawn_over_a_longer_one_without_a_blank_screen() {
-        assert_eq!(drawn("A\nb\n"), "\x1b[HA\x1b[K\nb\x1b[K\n\x1b[J");
+        assert_eq!(drawn("A\nb\n", "", (usize::MAX, usize::MAX)), "\x1b[HA\x1b[K\nb\x1b[K\n\x1b[J");
+        // The end of a full line is not cleared.
+        assert_eq!(drawn("AB\nc\n", "", (3, 2)), "\x1b[HAB\nc\x1b[K\n\x1b[J");
+    }
+
+    #[test]
+    fn a_table_keeps_its_head_on_a_small_terminal() {
+        assert_eq!(fit(TABLE, 4, 10), TABLE);
+        assert_eq!(fit(TABLE, 3, 40), "NAME  PODS\na     1\nand 2 more lines, shown without --watch\n");
+        assert_eq!(fit(TABLE, 2, 40), "NAME  PODS\nand 3 more lines, shown without --watch\n");
+        assert_eq!(fit(TABLE, 1, 40), "NAME  PODS\n");
+        assert_eq!(fit(TABLE, 4, 8), "NAME  P>\na     1\nb     2\nc     1>\n");
+        // The notes have up to half of the rows.
+        let screen = drawn(TABLE, "node a\nnode b\nnode c\n", (6, 80)).replace(REST_OF_LINE, "");
+        let table = "NAME  PODS\na     1\nand 2 more lines, shown without --watch\n";
+        let notes = "node a\nand 2 more lines, shown without --watch\n";
+        assert_eq!(screen, format!("{HOME}{table}{notes}{REST}"));
+    }
+
+    proptest! {
+        #[test]
+        fn a_text_fits_on_each_terminal(
+            text in "([^\n\r]{0,60}\n){0,9}", rows in 0..12_usize, columns in 7..70_usize,
+        ) {
+            let fitted = fit(&text, rows, columns);
+            let [lines, shown] = [&text, &fitted].map(|text| text.lines().collect::<Vec<_>>());
+            prop_assert_eq!(shown.len(), lines.len().min(rows));
+            prop_assert!(shown.iter().all(|line| line.chars().count() <= columns), "{}", fitted);
+            let has_number = lines.len() > rows && rows > 1;
+            let first = shown.len() - usize::from(has_number);
+            for (line, shown) in lines.iter().zip(&shown).take(first) {
+                let is_cut = line.chars().count() > columns;
+                let kept = shown.strip_suffix('>').filter(|_| is_cut && shown.chars().count() == columns);
+                prop_assert!(kept.map_or(line == shown, |kept| line.starts_with(kept)), "{}", fitted);
+            }
+            if has_number {
+                let number = shown.last().and_then(|last| last.split(' ').nth(1)?.parse::<usize>().ok());
+                prop_assert_eq!(number, Some(lines.len() - first), "{}", fitted);
+            }
+            // One row is left for the cursor.
+            let screen = drawn(&text, &text, (rows, columns));
+            prop_assert!(screen.matches('\n').count() <= rows.saturating_sub(1), "{}", screen);
+        }
     }
 
     #[test]

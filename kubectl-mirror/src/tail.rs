@@ -36,7 +36,7 @@ use mirror_capture::{
     merge::{Bounds, Merge, StreamId},
     pcapng::NO_PAST,
 };
-use mirror_core::status::printable;
+use mirror_core::{settings::show_kubernetes_duration, status::printable};
 use tokio::{
     sync::{mpsc, watch},
     task::JoinSet,
@@ -101,6 +101,10 @@ pub(crate) async fn tail(args: TailArgs, cluster: &Cluster) -> anyhow::Result<Ex
     };
     // From here on, the Mirror must be deleted at the end.
     let request = Request::make(&args, &selection, cluster).await?;
+    if !args.no_follow {
+        let duration = show_kubernetes_duration(args.duration);
+        tell(&format!("tail ends after {duration} (--duration), or with Ctrl-C"));
+    }
     let mut tail = Tail::new(&args, cluster, &request, sink);
     nodes.into_keys().for_each(|node| tail.connect(node));
     let end = Instant::now() + args.duration;

@@ -44,10 +44,12 @@ async fn show(args: &TopArgs, cluster: &Cluster) -> anyhow::Result<()> {
             }
         }
         if let Some(then) = &then {
+            screen.notes = unanswered.iter().map(|node| format!("{node}\n")).collect();
             screen.show(&rates::table(&rates::rows(then, &now), args.rows))?;
         }
-        // Earlier messages are still visible if the screen is not drawn over.
-        let news = if screen.is_redrawn || unanswered != told { unanswered.as_slice() } else { &[] };
+        // A redrawn screen has the messages. Otherwise earlier ones are still visible.
+        let is_shown = unanswered == told || screen.is_redrawn && then.is_some();
+        let news: &[_] = if is_shown { &[] } else { unanswered.as_slice() };
         let outcome = nodes::tell_unanswered(news, asked);
         if !args.watch || then.is_none() {
             outcome?;

@@ -14,6 +14,7 @@ pub mod status;
 pub mod tail;
 
 use std::{
+    env,
     future::Future,
     io::{self, IsTerminal as _, Write as _},
 };
@@ -60,7 +61,8 @@ fn log_to_stderr(format: LogFormat, filter: &str) -> anyhow::Result<()> {
         "kube_runtime=error,kube_client=off,netlink_proto=off,{filter}"
     ))
     .context("--log")?;
-    let colours = io::stderr().is_terminal();
+    // https://no-color.org
+    let colours = io::stderr().is_terminal() && env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
     let subscriber =
         tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr).with_ansi(colours);
     match format {

@@ -193,7 +193,7 @@ fn tellable(report: &Report) -> BTreeSet<Fact> {
         | Why::NoHostInterface(_)
         | Why::TapsInsideOff
         | Why::TooManyNics
-        | Why::NoExit(_)
+        | Why::NoRelayDevice(_)
         | Why::TappedFor(_)
         | Why::MirrorInterface(_)
         | Why::BadSetting(..)

@@ -138,6 +138,7 @@ pub enum Direction {
 /// TargetRef names the target that receives the copies of a mirror.
 #[derive(Serialize, Deserialize, JsonSchema, Debug, Clone, Default, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
+#[schemars(extend("x-kubernetes-map-type" = "atomic"))]
 pub struct TargetRef {
     /// Name of a MirrorTarget, or of a target that the administrator of the nodes defined with the agent's
     /// flag --define-target or the chart's value targets.

@@ -36,7 +36,7 @@ pub struct MirrorNodeFields {}
 #[serde(rename_all = "camelCase")]
 pub struct MirrorNodeStatus {
     /// Time at which the agent wrote this report, by the node's clock. While there is a Mirror for the node
-    /// or a MirrorTarget, the agent writes it at least every 5 minutes. A report is ignored if it is older
+    /// or a MirrorTarget, the agent writes it at least every 5 minutes. A report is stale if it is older
     /// than 15 minutes, more than 5 minutes in the future, or without a time.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_report_time: Option<Time>,

@@ -19,14 +19,15 @@ pub struct MirrorStatus {
         extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["type"])
     )]
     pub conditions: Vec<Condition>,
-    /// Number of nodes that report on it.
+    /// Number of nodes that report on it. Nodes with a stale report do not count.
     pub reporting_nodes: i64,
     /// Time of the last report that counts, by the node's clock. Updated at least every 10 minutes, unless the cluster has
     /// millions of Mirrors times nodes. If it is older than 15 minutes, no controller or no agent has written since, and
     /// this status is out of date.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_report_time: Option<Time>,
-    /// Number of selected and covered pods.
+    /// Number of selected and covered pods. The pods of a node with a stale report count as selected, but not
+    /// as covered.
     pub pods: Pods,
     /// Packets that its current mirrors have counted.
     pub packets: Packets,
@@ -86,13 +87,13 @@ pub struct MirrorTargetStatus {
     pub cut: Option<Cut>,
 }
 
-/// TargetNodes counts the nodes that report on a MirrorTarget.
+/// TargetNodes counts the nodes that report on a MirrorTarget, including those with a stale report.
 #[derive(Serialize, Deserialize, JsonSchema, Debug, Clone, Copy, Default, PartialEq)]
 #[serde(rename_all = "camelCase")]
 pub struct TargetNodes {
     /// Number of nodes that can copy to it.
     pub ready: i64,
-    /// Number of nodes that report on it.
+    /// Number of nodes that report on it, including those with a stale report.
     pub desired: i64,
 }
 
@@ -104,7 +105,7 @@ pub struct NotReady {
     #[schemars(length(max = 253))]
     pub node: String,
     /// Reason in one word: TargetRefused if the node refuses the target, TargetDown if the node has the
-    /// target but cannot copy to it now.
+    /// target but cannot copy to it now, ReportStale if the report of the node is stale.
     #[schemars(length(max = 253))]
     pub reason: String,
     /// Message that explains the reason.

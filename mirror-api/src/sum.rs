@@ -1,7 +1,8 @@
 //! [`sum`]: the status of a Mirror or ClusterMirror, from what the nodes report. [`target::sum`]: that of a MirrorTarget.
 //!
-//! Pure. The controller of the agent calls them with the reports that count, and the time. Nothing is remembered but the
-//! last status, from which a condition keeps its time: so the next controller computes the same sums.
+//! Pure. The controller of the agent calls them with the reports and the time. Nothing is remembered but the last status,
+//! from which a condition keeps its time: so the next controller computes the same sums. The pods in a stale report
+//! count as selected and not as covered, because nobody knows what that node copies now.
 //!
 //! A node that was taken over can report what it likes. It can only add to the sums: numbers below zero count as zero, a
 //! node covers no more pods than it selects, sums end at their highest value, and texts are cut.
@@ -17,12 +18,12 @@ use k8s_openapi::{
 
 use crate::{MirrorStatus, MirrorSummary, Packets, Pods, Refusal, Uncovered};
 
-/// A report that is older does not count. Agents repeat their reports three times as often.
+/// A report that is older is stale. Agents repeat their reports three times as often.
 pub const STALE: SignedDuration = SignedDuration::from_mins(15);
-/// How far the clock of a node may be ahead. A report from a later time does not count: it would do so for too long.
+/// How far the clock of a node may be ahead. A report from a later time is stale, too: it would count for too long.
 pub const AHEAD: SignedDuration = SignedDuration::from_mins(5);
 
-/// Whether the report of a node counts at the time `now`. The rule of everyone who reads MirrorNodes.
+/// Whether the report of a node counts at the time `now`: it is not stale. The rule of everyone who reads MirrorNodes.
 pub fn is_current(reported: Option<Timestamp>, now: Timestamp) -> bool {
     reported.is_some_and(|reported| (-AHEAD..=STALE).contains(&now.duration_since(reported)))
 }
@@ -47,6 +48,8 @@ const MOST_BYTES: usize = 512;
 const MOST_BYTES_OF_NAME: usize = 253;
 /// Most reasons in the sentence of the condition `Covered`.
 const MOST_REASONS: usize = 5;
+/// Most nodes in the sentence of the reason [`REPORT_STALE`].
+const MOST_NODES: usize = 5;
 
 /// The type of the condition that sums up the others; also that of a MirrorTarget.
 pub const READY: &str = "Ready";
@@ -56,6 +59,8 @@ pub const ACCEPTED: &str = "Accepted";
 pub const COVERED: &str = "Covered";
 /// The type of the condition that says whether its limits have ended it.
 pub const ENDED: &str = "Ended";
+/// The reason of a condition that depends on a node with a stale report.
+pub const REPORT_STALE: &str = "ReportStale";
 
 /// A Mirror, ClusterMirror or MirrorTarget, as far as its status depends on it.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -68,25 +73,38 @@ pub struct Asked {
     pub refused: Option<Refusal>,
     /// Number of nodes that have more to report than a MirrorNode holds, and may have omitted it.
     pub left_out: usize,
+    /// Nodes whose report on it is stale.
+    pub stale: BTreeSet<String>,
     /// The time of the last report on it that counts.
     pub reported: Option<Time>,
 }
 
+/// The reports on an object, by the name of the node.
+type ByNode<'r, R> = BTreeMap<&'r str, &'r R>;
+
+/// The reports that count, and the stale ones.
+fn by_age<'r, R: 'r>(
+    asked: &Asked,
+    reports: impl IntoIterator<Item = (&'r str, &'r R)>,
+) -> (ByNode<'r, R>, ByNode<'r, R>) {
+    reports.into_iter().partition(|(node, _)| !asked.stale.contains(*node))
+}
+
 /// The status of a Mirror or ClusterMirror. `reports` has the name of each node that reports on it, once, with the
-/// report; their order does not matter. `before` is its status so far, from which each condition that keeps its value
-/// keeps its time; another condition gets the time `now`.
+/// report, also a stale one; their order does not matter. `before` is its status so far, from which each condition that
+/// keeps its value keeps its time; another condition gets the time `now`.
 pub fn sum<'r>(
     asked: &Asked,
     reports: impl IntoIterator<Item = (&'r str, &'r MirrorSummary)>,
     before: Option<&MirrorStatus>,
     now: &Time,
 ) -> MirrorStatus {
-    let reports: BTreeMap<_, _> = reports.into_iter().collect();
-    let sums = Sums::of(&reports);
+    let (reports, stale) = by_age(asked, reports);
+    let sums = Sums::of(&reports, &stale);
     let generations = reports.values().map(|report| report.observed_generation);
     let observed_generation = observed(generations, asked.generation);
-    let (accepted, reason) = accepted(asked, &reports);
-    let (covered, ended) = (sums.covered(asked, reason), sums.ended());
+    let (accepted, reason) = accepted(asked, &reports, &stale);
+    let (covered, ended) = (sums.covered(asked, reason, &stale), sums.ended());
     let ready = ready(&accepted, &covered, &ended);
     let (was, before) = (before, before.map_or(&[][..], |before| &before.conditions));
     let conditions = [(READY, ready), (ACCEPTED, accepted), (COVERED, covered), (ENDED, ended)];
@@ -158,7 +176,11 @@ fn ready(accepted: &Value, covered: &Value, ended: &Value) -> Value {
 }
 
 /// The condition `Accepted`, and the word for why it is refused.
-fn accepted(asked: &Asked, reports: &BTreeMap<&str, &MirrorSummary>) -> (Value, Option<String>) {
+fn accepted(
+    asked: &Asked,
+    reports: &ByNode<'_, MirrorSummary>,
+    stale: &ByNode<'_, MirrorSummary>,
+) -> (Value, Option<String>) {
     let refused = |reason: &str, message: String| {
         let reason = word(reason);
         (("False", reason.clone(), message), Some(reason))
@@ -172,20 +194,35 @@ fn accepted(asked: &Asked, reports: &BTreeMap<&str, &MirrorSummary>) -> (Value, 
     });
     match most_told(refusals, reports.len()) {
         Some((reason, message)) => refused(reason, message),
-        None => (not_refused(reports.len()), None),
+        None => (not_refused(reports, stale), None),
     }
 }
 
-/// Nobody has refused it. Without a report on it, nobody has judged it either.
-fn not_refused(reports: usize) -> Value {
-    match reports {
-        0 => no_nodes(),
-        _ => ("True", "Accepted".to_owned(), "no node refuses it".to_owned()),
+/// Nobody has refused it. Without a report that counts, nobody has judged it either.
+fn not_refused<R>(reports: &ByNode<'_, R>, stale: &ByNode<'_, R>) -> Value {
+    if !reports.is_empty() {
+        ("True", "Accepted".to_owned(), "no node refuses it".to_owned())
+    } else if !stale.is_empty() {
+        report_stale(stale)
+    } else {
+        no_nodes()
     }
 }
 
 fn no_nodes() -> Value {
     ("Unknown", "NoNodes".to_owned(), "no node reports on it".to_owned())
+}
+
+/// Nodes with a stale report: their agents are dead, or their clocks wrong.
+fn report_stale<R>(stale: &ByNode<'_, R>) -> Value {
+    let have = if stale.len() == 1 { "node has" } else { "nodes have" };
+    let named: Vec<_> = stale.keys().take(MOST_NODES).map(|node| name(node)).collect();
+    let more = match stale.len() - named.len() {
+        0 => String::new(),
+        more => format!(" and {more} more"),
+    };
+    let message = format!("{} {have} no current report: {}{more}", stale.len(), named.join(", "));
+    ("Unknown", REPORT_STALE.to_owned(), message)
 }
 
 /// The refusal of most nodes, with how many of `all` nodes these are.
@@ -213,6 +250,8 @@ fn most_told<'r>(
 #[derive(Default)]
 struct Sums<'r> {
     pods: Pods,
+    /// The selected pods in the reports that count.
+    known: i64,
     packets: Packets,
     nics: i64,
     ended: i64,
@@ -225,19 +264,23 @@ struct Sums<'r> {
 }
 
 impl<'r> Sums<'r> {
-    fn of(reports: &BTreeMap<&str, &'r MirrorSummary>) -> Self {
+    fn of(reports: &ByNode<'r, MirrorSummary>, stale: &ByNode<'r, MirrorSummary>) -> Self {
         let mut sums = Self::default();
+        // Limits end a mirror without an agent, too.
+        for report in reports.values().chain(stale.values()) {
+            add(&mut sums.pods.selected, report.pods.selected);
+            add(&mut sums.nics, report.nics);
+            add(&mut sums.ended, report.ended.min(report.nics));
+            sums.expires = sums.expires.max(report.expiration_time.as_ref());
+        }
         for (node, report) in reports {
             let selected = report.pods.selected.max(0);
-            add(&mut sums.pods.selected, selected);
+            add(&mut sums.known, selected);
             add(&mut sums.pods.covered, report.pods.covered.min(selected));
             add(&mut sums.packets.copied, report.packets.copied);
             add(&mut sums.packets.lost, report.packets.lost);
-            add(&mut sums.nics, report.nics);
-            add(&mut sums.ended, report.ended.min(report.nics));
             add(&mut sums.reasons, number(report.uncovered.len()));
             add(&mut sums.reasons, report.more_uncovered.unwrap_or(0));
-            sums.expires = sums.expires.max(report.expiration_time.as_ref());
             for of in &report.uncovered {
                 sums.uncovered.insert(cut(of, node));
                 if sums.uncovered.len() > MOST_UNCOVERED {
@@ -248,15 +291,19 @@ impl<'r> Sums<'r> {
         sums
     }
 
-    fn covered(&self, asked: &Asked, refused: Option<String>) -> Value {
+    fn covered(&self, asked: &Asked, refused: Option<String>, stale: &ByNode<'_, MirrorSummary>) -> Value {
         let Pods { selected, covered } = self.pods;
         let is = |status, reason: &str, message| (status, reason.to_owned(), message);
-        if covered < selected {
+        if covered < self.known {
             let missing = selected - covered;
-            let words: BTreeSet<_> = self.uncovered.iter().map(|of| of.reason.as_str()).collect();
+            let words = self.uncovered.iter().map(|of| of.reason.as_str());
+            let words: BTreeSet<_> = words.chain((!stale.is_empty()).then_some(REPORT_STALE)).collect();
             let words: Vec<_> = refused.as_deref().into_iter().chain(words).take(MOST_REASONS).collect();
             let why = if words.is_empty() { String::new() } else { format!(": {}", words.join(", ")) };
             return is("False", "NotCovered", format!("{missing} of {} not covered{why}", are(selected)));
+        }
+        if !stale.is_empty() {
+            return report_stale(stale);
         }
         if asked.left_out > 0 {
             let nodes = if asked.left_out == 1 { "node has" } else { "nodes have" };

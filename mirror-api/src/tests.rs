@@ -44,6 +44,8 @@ fn a_cluster_mirror_has_all_fields_of_a_mirror() {
     }
     assert_eq!(mirror["required"], json!(["podSelector"]));
     assert_eq!(cluster["required"], json!(["namespaceSelector", "podSelector"]));
+    // As each reference of Kubernetes: appliers own it as a whole.
+    assert_eq!(mirror["properties"]["targetRef"]["x-kubernetes-map-type"], "atomic");
 }
 
 /// The API server checks numbers with units, so that people learn of a mistake at once.
@@ -113,6 +115,41 @@ fn names_have_room_in_the_maps() {
     }
 }
 
+/// The type says how server-side apply merges a list.
+#[test]
+fn every_list_of_a_spec_and_a_status_has_a_type() {
+    fn check(path: &str, schema: &Value) -> u32 {
+        let (mut lists, items) = (0, &schema["items"]);
+        if schema["type"] == "array" {
+            let keys = schema["x-kubernetes-list-map-keys"].as_array();
+            match schema["x-kubernetes-list-type"].as_str() {
+                Some("atomic") => assert_eq!(keys, None, "{path}: {schema}"),
+                Some("set") => assert!(keys.is_none() && items["type"] == "string", "{path}: {schema}"),
+                Some("map") => {
+                    let keys = keys.unwrap();
+                    let is_required = |key| items["required"].as_array().unwrap().contains(key);
+                    assert!(!keys.is_empty() && keys.iter().all(is_required), "{path}: {schema}");
+                }
+                other => panic!("{path}: {other:?}"),
+            }
+            lists += 1;
+        }
+        for (name, of) in [("[]", items), (".*", &schema["additionalProperties"])] {
+            lists += if of.is_object() { check(&format!("{path}{name}"), of) } else { 0 };
+        }
+        for (name, field) in schema["properties"].as_object().into_iter().flatten() {
+            lists += check(&format!("{path}.{name}"), field);
+        }
+        lists
+    }
+    for crd in crds() {
+        let (kind, schema) = (&crd.spec.names.kind, schema(&crd));
+        let [spec, status] =
+            ["spec", "status"].map(|part| check(&format!("{kind}.{part}"), &schema["properties"][part]));
+        assert!(status >= 2 && (spec >= 2 || kind == "MirrorNode"), "{kind}: {spec} {status}");
+    }
+}
+
 /// The agents of all nodes keep what the authors of resources write.
 #[test]
 fn every_text_list_and_map_of_a_spec_has_a_bound() {
@@ -124,7 +161,6 @@ fn every_text_list_and_map_of_a_spec_has_a_bound() {
         }
         if schema["type"] == "array" {
             has("maxItems");
-            assert!(schema["x-kubernetes-list-type"].is_string(), "{path}: {schema}");
         }
         assert!(schema["nullable"].is_null(), "{path}: an absent field is left out");
         let mut checked = 1;

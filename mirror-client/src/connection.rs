@@ -69,15 +69,12 @@ pub(crate) fn client(
     Access { mut config, proxy }: Access,
     timeout: Option<Duration>,
 ) -> anyhow::Result<Client> {
+    // Removed, because kube would run the helper again, and ignore the reason of its failure.
+    let exec = config.auth_info.exec.take().filter(|_| !has_other(&config.auth_info));
+    let helper = exec.map(|exec| Helper::start(exec, &mut config.auth_info)).transpose()?.flatten();
     let token_file =
         config.auth_info.token_file.take().map(|file| TokenFile::open(file.into())).transpose()?;
-    // Before TLS: kube would run the helper again if it provides a certificate, and ignore the reason of its failure.
-    let exec = if has_other(&config.auth_info) { None } else { config.auth_info.exec.take() };
-    let helper = exec.as_ref().map(Helper::start).transpose()?.flatten();
     let credentials = config.auth_layer().map_err(|error| anyhow!("{error}"))?;
-    if helper.is_none() && !has_certificate(&config.auth_info) {
-        config.auth_info.exec = exec;
-    }
     let proxy = proxy.map(|proxy| proxy.to_string());
     // The matcher splits the user and the password off the URL.
     let proxy = proxy.and_then(|proxy| Matcher::builder().all(proxy).build().intercept(&config.cluster_url));
@@ -140,15 +137,12 @@ fn tls(config: &Config) -> anyhow::Result<rustls::ClientConfig> {
     Ok(tls)
 }
 
-/// Whether a user has credentials that take precedence over those of a helper.
+/// Whether a user has credentials for which client-go does not run a helper.
 fn has_other(user: &AuthInfo) -> bool {
     let has_password = user.username.is_some() && user.password.is_some();
-    has_password || user.auth_provider.is_some() || user.token.is_some()
-}
-
-/// Whether a user has a certificate, which takes precedence over that of a helper.
-fn has_certificate(user: &AuthInfo) -> bool {
-    user.client_certificate.is_some() || user.client_certificate_data.is_some()
+    let has_token = user.token.is_some() || user.token_file.is_some();
+    let has_certificate = user.client_certificate.is_some() || user.client_certificate_data.is_some();
+    has_password || has_token || has_certificate || user.auth_provider.is_some()
 }
 
 /// The server in messages: its URL without a path and a password.

@@ -1,7 +1,7 @@
 //! [`Helper`]: the credential helper of a kubeconfig (`exec`).
 //!
-//! kube would run it, too, but panics on a token that is invalid in a header. kubectl refuses such a token, and does
-//! not trim it. A helper that returns a certificate is left to kube's TLS.
+//! kube would run it, too, but panics on a token that is invalid in a header, and does not send a token beside a
+//! certificate. kubectl refuses the former, does not trim it, and sends the latter. A certificate is not renewed.
 
 use std::{
     collections::HashMap,
@@ -10,10 +10,13 @@ use std::{
     sync::Arc,
 };
 
-use anyhow::{Context as _, anyhow, bail};
+use anyhow::{Context as _, anyhow, bail, ensure};
 use http::{HeaderValue, Request, header::AUTHORIZATION};
-use k8s_openapi::jiff::{SignedDuration, Timestamp};
-use kube::config::{ExecConfig, ExecInteractiveMode};
+use k8s_openapi::{
+    ByteString,
+    jiff::{SignedDuration, Timestamp},
+};
+use kube::config::{AuthInfo, ExecConfig, ExecInteractiveMode};
 use serde_json::{Value, json};
 use tokio::{sync::Mutex, task::spawn_blocking};
 use tower::{BoxError, filter::AsyncPredicate};
@@ -30,6 +33,13 @@ pub(crate) struct Helper {
     token: Arc<Mutex<Token>>,
 }
 
+/// The output of a helper.
+struct Credentials {
+    token: Option<Token>,
+    /// The certificate of the client and its key, in PEM.
+    certificate: Option<[String; 2]>,
+}
+
 /// A token, and its expiry.
 struct Token {
     header: HeaderValue,
@@ -43,10 +53,16 @@ impl Token {
 }
 
 impl Helper {
-    /// Runs the helper. `None`: it has returned a certificate, and no token.
-    pub(crate) fn start(exec: &ExecConfig) -> anyhow::Result<Option<Self>> {
-        let token = token(exec)?;
-        Ok(token.map(|token| Self { exec: exec.clone(), token: Arc::new(Mutex::new(token)) }))
+    /// Runs the helper, and adds its certificate to the user. `None`: it has returned no token.
+    pub(crate) fn start(exec: ExecConfig, user: &mut AuthInfo) -> anyhow::Result<Option<Self>> {
+        let Credentials { token, certificate } = credentials(&exec)?;
+        if let Some(certificate) = certificate {
+            let in_base64 = |pem: String| serde_json::to_value(ByteString(pem.into_bytes()));
+            let [certificate, key] = certificate.map(in_base64);
+            user.client_certificate_data = certificate?.as_str().map(str::to_owned);
+            user.client_key_data = key?.as_str().map(Into::into);
+        }
+        Ok(token.map(|token| Self { exec, token: Arc::new(Mutex::new(token)) }))
     }
 
     /// The header with the token; runs the helper again if the last token expires soon.
@@ -54,7 +70,7 @@ impl Helper {
         let mut held = self.token.lock().await;
         if !held.is_current() {
             let exec = self.exec.clone();
-            let next = spawn_blocking(move || token(&exec)).await??;
+            let next = spawn_blocking(move || credentials(&exec)).await??.token;
             *held = next.context("the credential helper of the kubeconfig no longer returns a token")?;
         }
         Ok(held.header.clone())
@@ -74,9 +90,9 @@ impl<B: Send + 'static> AsyncPredicate<Request<B>> for Helper {
     }
 }
 
-/// Runs the helper and returns its token. An error names the helper, and contains its install hint.
-fn token(exec: &ExecConfig) -> anyhow::Result<Option<Token>> {
-    run(exec).and_then(|output| read(&output)).map_err(|why| {
+/// Runs the helper and returns its credentials. An error names the helper, and contains its install hint.
+fn credentials(exec: &ExecConfig) -> anyhow::Result<Credentials> {
+    run(exec).and_then(|output| read(&output).context("cannot be used")).map_err(|why| {
         let command = exec.command.as_deref().unwrap_or_default();
         let hint = exec.install_hint.as_deref().map(|hint| format!("\n\n{}", hint.trim_end()));
         anyhow!("the credential helper {command:?} of the kubeconfig {why:#}{}", hint.unwrap_or_default())
@@ -109,18 +125,19 @@ fn run(exec: &ExecConfig) -> anyhow::Result<Vec<u8>> {
     Ok(output.stdout)
 }
 
-/// Reads the token of an `ExecCredential`, which some helpers write as YAML.
-fn read(output: &[u8]) -> anyhow::Result<Option<Token>> {
-    const WHAT: &str = "cannot be used";
-    let credential: Value = serde_saphyr::from_slice(output)
-        .map_err(|_| anyhow!("its output is not an ExecCredential"))
-        .context(WHAT)?;
+/// Reads an `ExecCredential`, which some helpers write as YAML.
+fn read(output: &[u8]) -> anyhow::Result<Credentials> {
+    let credential: Value =
+        serde_saphyr::from_slice(output).map_err(|_| anyhow!("its output is not an ExecCredential"))?;
     let text = |field: &str| credential["status"][field].as_str().filter(|text| !text.is_empty());
-    if text("clientCertificateData").is_some() && text("clientKeyData").is_some() {
-        return Ok(None);
-    }
-    let token = text("token").context("it returned neither a token nor a certificate").context(WHAT)?;
+    let certificate = match [text("clientCertificateData"), text("clientKeyData")] {
+        [Some(certificate), Some(key)] => Some([certificate, key].map(str::to_owned)),
+        [None, None] => None,
+        _ => bail!("it returned a certificate or a key, but not both"),
+    };
     let end = text("expirationTimestamp").map(str::parse).transpose();
-    let end = end.map_err(|_| anyhow!("its expirationTimestamp is not a time")).context(WHAT)?;
-    Ok(Some(Token { header: token::header(token).context(WHAT)?, end }))
+    let end = end.map_err(|_| anyhow!("its expirationTimestamp is not a time"))?;
+    let header = text("token").map(token::header).transpose()?;
+    ensure!(header.is_some() || certificate.is_some(), "it returned neither a token nor a certificate");
+    Ok(Credentials { token: header.map(|header| Token { header, end }), certificate })
 }

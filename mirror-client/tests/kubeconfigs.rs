@@ -324,6 +324,14 @@ fn helper(status: &Value) -> String {
     format!("#!/bin/sh\necho '{credential}'\n")
 }
 
+/// A credential helper that prints the client's certificate with its key, and this status.
+fn certificate_helper(mut status: Value) -> String {
+    for (field, file) in [("clientCertificateData", "client.pem"), ("clientKeyData", "client.key")] {
+        status[field] = fs::read_to_string(format!("{PKI}/{file}")).unwrap().into();
+    }
+    helper(&status).replace("\\n", "\\\\n")
+}
+
 fn exec(command: &str) -> Value {
     let version = "client.authentication.k8s.io/v1";
     json!({ "exec": { "apiVersion": version, "command": command, "interactiveMode": "Never", "installHint": "Ask Ada for it." } })
@@ -543,14 +551,43 @@ fn rows() -> Vec<Row> {
         ),
         (
             "a helper with a certificate",
+            |at| at.config(&json!({}), &exec("./helper")).file("helper", certificate_helper(json!({}))),
+            Ok(Seen { authorization: None, has_certificate: true, ..with_token("") }),
+        ),
+        (
+            "a helper with a token and a certificate",
             |at| {
-                let [certificate, key] = ["client.pem", "client.key"]
-                    .map(|name| fs::read_to_string(format!("{PKI}/{name}")).unwrap());
-                let status = json!({ "clientCertificateData": certificate, "clientKeyData": key });
-                at.config(&json!({}), &exec("./helper"))
-                    .file("helper", helper(&status).replace("\\n", "\\\\n"))
+                let both = certificate_helper(json!({ "token": "helped" }));
+                at.config(&json!({}), &exec("./helper")).file("helper", both)
+            },
+            Ok(Seen { has_certificate: true, ..with_token("helped") }),
+        ),
+        (
+            "a helper with a token, and a certificate without its key",
+            |at| {
+                let status = json!({ "token": "helped", "clientCertificateData": "none" });
+                at.config(&json!({}), &exec("./helper")).file("helper", helper(&status))
+            },
+            Err("cannot be used: it returned a certificate or a key, but not both"),
+        ),
+        (
+            "a client's certificate, with which a helper is not run",
+            |at| {
+                let mut user = exec("./missing");
+                user["client-certificate-data"] = data("client.pem").into();
+                user["client-key-data"] = data("client.key").into();
+                at.config(&json!({}), &user)
             },
             Ok(Seen { authorization: None, has_certificate: true, ..with_token("") }),
+        ),
+        (
+            "a file with a token, with which a helper is not run",
+            |at| {
+                let mut user = exec("./missing");
+                user["tokenFile"] = "token".into();
+                at.config(&json!({}), &user).file("token", "from-file\n")
+            },
+            Ok(with_token("from-file")),
         ),
         (
             "a helper that is not there",

@@ -5,9 +5,9 @@
 use core::mem::MaybeUninit;
 
 use aya_ebpf::{
-    bindings::__sk_buff,
+    bindings::{__sk_buff, bpf_hdr_start_off::BPF_HDR_START_NET},
     btf_maps::{Array, PerCpuArray},
-    helpers::{bpf_jiffies64, bpf_skb_load_bytes},
+    helpers::{bpf_jiffies64, bpf_skb_load_bytes, bpf_skb_load_bytes_relative},
     macros::btf_map,
 };
 use mirror_common::{
@@ -104,7 +104,8 @@ impl Skb {
     /// A packet whose frame has this ethertype, in network byte order, unless it begins with the network header.
     #[inline(always)]
     fn new(skb: *mut __sk_buff, ethertype: u16) -> Self {
-        let is_frame = direct(skb, ETHERNET - 2).is_none_or(|there: u16| there == ethertype);
+        let is_frame = direct(skb, ETHERNET - 2).is_none_or(|there: u16| there == ethertype)
+            && !begins_with_network_header(skb);
         Self { skb, network: if is_frame { ETHERNET } else { 0 } }
     }
 
@@ -120,6 +121,19 @@ impl Skb {
             }
         })
     }
+}
+
+/// Whether the network header is at the beginning. The ethertype does not tell: an IPv4 source in 8.0.0.0/16 is in its
+/// place. Few MAC addresses begin like an IP header, so the helper is rarely called.
+#[inline(always)]
+fn begins_with_network_header(skb: *mut __sk_buff) -> bool {
+    let Some(first) = direct::<[u8; 4]>(skb, 0).filter(|first| matches!(first[0] >> 4, 4 | 6)) else { return false };
+    let mut header = [0_u8; 4];
+    // SAFETY: the context is valid for the whole program, and the buffer has this length.
+    let code = unsafe {
+        bpf_skb_load_bytes_relative(skb.cast(), 0, header.as_mut_ptr().cast(), 4, BPF_HDR_START_NET)
+    };
+    code == 0 && header == first
 }
 
 /// Returns the value at this offset, if it is in the linear part of the packet. A helper takes twice as long.

@@ -63,6 +63,7 @@ mod switch;
 mod tail;
 mod terminal;
 mod traffic;
+mod tun;
 mod usage;
 mod wire;
 mod wireshark;
@@ -98,6 +99,7 @@ pub use switch::Switch;
 pub use tail::{FilePacket, PacketFile, PipedTail, Tail};
 pub use terminal::Terminal;
 pub use traffic::{Conversation, Flood, Pinging, while_pinging, while_talking};
+pub use tun::Tun;
 pub use usage::{cpu_time, memory};
 pub use wireshark::{dissected, wireshark_finds_nothing_wrong};
 

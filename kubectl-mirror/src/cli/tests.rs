@@ -2,7 +2,7 @@
 
 #![expect(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
-use std::fs;
+use std::{fs, path::Path};
 
 use serde_json::json;
 
@@ -33,14 +33,36 @@ fn each_command_that_is_shown_has_a_manual_page() {
     }
 }
 
+/// The examples of `kubectl mirror` in a document, each up to a pipe, a comment or a second command.
+fn examples(document: &str) -> Vec<String> {
+    let document = document.replace("\\\n", " ");
+    let blocks = document.split("```").skip(1).step_by(2).filter_map(|block| block.strip_prefix("sh\n"));
+    let commands = blocks.flat_map(str::lines).filter_map(|line| line.strip_prefix("kubectl mirror "));
+    commands.map(|words| words.split(['|', '#', '>', '&']).next().unwrap().to_owned()).collect()
+}
+
 #[test]
-fn what_the_documents_say_can_be_typed() {
+fn the_examples_of_the_documents_can_be_typed() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let documents = fs::read_dir(root.join("docs")).unwrap().map(|entry| entry.unwrap().path());
+    let documents = documents.filter(|path| path.extension().is_some_and(|extension| extension == "md"));
+    let mut found = 0;
+    for path in documents.chain([root.join("README.md")]) {
+        for words in examples(&fs::read_to_string(&path).unwrap()) {
+            parse(&words).unwrap_or_else(|error| panic!("{}: {words}: {error}", path.display()));
+            found += 1;
+        }
+    }
+    assert!(found > 5, "{found}");
+}
+
+#[test]
+fn each_form_can_be_typed() {
     for words in [
         "tail -n shop pod/web",
         "tail -n shop deploy checkout --filter tcp --duration 2m --snaplen 96 --super-frames --write web.pcapng",
         "tail pod web-0 web-1 --super-frames=false -- tcp port 443",
         "tail -l app=web --agents tools --context west -- not udp",
-        "tail -n shop pod/web --since 5m --no-follow --write last.pcapng",
         "tail -n shop -l= --since 5m",
         "on -n shop deploy/checkout --target ids-west --filter udp --rate 10kpps --direction ingress",
         "on deploy checkout --dry-run=client -o yaml",
@@ -48,7 +70,6 @@ fn what_the_documents_say_can_be_typed() {
         "off -n shop deploy checkout",
         "off --name mine --ignore-not-found",
         "status -A -o wide --watch",
-        "explain -n shop pod/web",
         "explain pod web --agents tools",
         "coverage -n shop",
         "coverage -A -o yaml",
@@ -60,9 +81,7 @@ fn what_the_documents_say_can_be_typed() {
         "--kubeconfig k --cluster c --user u status --certificate-authority ca.pem --tls-server-name n",
         "status --insecure-skip-tls-verify --request-timeout 5s",
         "status --client-certificate client.pem --client-key client.key",
-        "check",
         "check -n shop --agents tools -o json",
-        "man target/man",
     ] {
         parse(words).unwrap_or_else(|error| panic!("{words}: {error}"));
     }
@@ -84,6 +103,10 @@ fn the_flags_are_the_settings_of_the_mirror() {
             "filter": "udp", "sampling": { "oneIn": 10 }, "snapLength": 96, "limits": { "duration": "24h" },
             "rateLimit": { "packetsPerSecond": 10_000, "burst": "1s" },
         })
+    );
+    assert_eq!(
+        spec("on deploy/web --packets 100k --bytes 1Gi"),
+        json!({ "limits": { "packets": 100_000, "bytes": 1_u64 << 30 } })
     );
     assert_eq!(spec("on deploy/web"), json!({}));
     assert_eq!(
@@ -108,6 +131,8 @@ fn a_mistake_is_told_before_anything_is_done() {
         ("tail web --no-follow", "--since"),
         ("on deploy/web --rate fast", "kpps"),
         ("on deploy/web --sample 30%", "1/100"),
+        ("on deploy/web --packets 0", "100k"),
+        ("on deploy/web --bytes much", "64Ki"),
         ("on -l app=web", "--name"),
         ("on pod web", "kubectl annotate pod/web"),
         ("on deploy web api", "name one object"),

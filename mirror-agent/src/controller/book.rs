@@ -113,7 +113,7 @@ pub(super) struct Book<S: Summed> {
 #[derive(Debug, Default)]
 struct Node {
     reported: Option<Timestamp>,
-    /// The report is not too old.
+    /// The report is not stale.
     counts: bool,
     /// The objects in the node's report.
     keys: BTreeSet<Key>,
@@ -202,8 +202,7 @@ impl<S: Summed> Book<S> {
         if before.counts != node.counts {
             marks.extend(node.keys.iter().map(|key| (key.clone(), true)));
         }
-        // An old report leaves nothing out.
-        if before.last().filter(|_| before.counts) != node.last().filter(|_| node.counts) {
+        if before.last() != node.last() {
             marks.extend(self.objects.keys().map(|key| (key.clone(), true)));
         }
         if is_there {
@@ -242,7 +241,7 @@ impl<S: Summed> Book<S> {
         }
     }
 
-    /// The numbers of nodes, of reports that are ignored because they are too old, and of objects.
+    /// The numbers of nodes, of stale reports, and of objects.
     pub(super) fn sizes(&self) -> (usize, usize, usize) {
         let stale = self.nodes.values().filter(|node| !node.counts).count();
         (self.nodes.len(), stale, self.objects.len())
@@ -283,15 +282,12 @@ impl<S: Summed> Book<S> {
         }
     }
 
-    /// Marks reports that have become too old.
+    /// Marks reports that have become stale.
     fn expire(&mut self, now: Instant, at: Timestamp) {
         let mut changed = BTreeSet::new();
         for node in self.nodes.values_mut() {
             if std::mem::replace(&mut node.counts, is_current(node.reported, at)) != node.counts {
                 changed.extend(node.keys.iter().cloned());
-                if node.has_more {
-                    changed.extend(self.objects.keys().cloned());
-                }
             }
         }
         changed.iter().for_each(|key| self.mark(key, true, now));
@@ -337,18 +333,21 @@ impl<S: Summed> Book<S> {
         }
         let reports = self.reports.get(&key).into_iter().flatten().filter_map(|(name, report)| {
             // A report about a deleted object of the same name does not count for this one.
-            let node = self.nodes.get(name).filter(|node| node.counts && S::uid(report) == entry.uid)?;
-            Some((name.as_str(), report, node.reported))
+            let node = self.nodes.get(name).filter(|_| S::uid(report) == entry.uid)?;
+            Some((name.as_str(), report, node))
         });
+        let reports: Vec<_> = reports.collect();
+        let current = reports.iter().filter(|(.., node)| node.counts);
         // The clock of a node can be ahead.
-        let reported = reports.clone().filter_map(|(.., reported)| reported).max();
-        let reported = reported.map(|reported| reported.min(at));
-        let is_left_out = |node: &&Node| node.counts && node.last().is_some_and(|last| *last < key);
+        let reported = current.filter_map(|(.., node)| node.reported).max().map(|reported| reported.min(at));
+        let stale =
+            reports.iter().filter(|(.., node)| !node.counts).map(|(name, ..)| (*name).to_owned()).collect();
+        let is_left_out = |node: &&Node| node.last().is_some_and(|last| *last < key);
         let left_out = self.nodes.values().filter(is_left_out).count();
         // The API server stores whole seconds.
         let seconds = |at: Timestamp| Time(Timestamp::from_second(at.as_second()).unwrap_or(at));
-        let asked = Asked { left_out, reported: reported.map(seconds), ..entry.asked.clone() };
-        let reports = reports.map(|(name, report, _)| (name, report)).collect();
+        let asked = Asked { left_out, stale, reported: reported.map(seconds), ..entry.asked.clone() };
+        let reports = reports.into_iter().map(|(name, report, _)| (name, report)).collect();
         let status = S::sum(&asked, reports, entry.status.as_ref(), &seconds(at));
         if entry.status.as_ref() == Some(&status) {
             return None;

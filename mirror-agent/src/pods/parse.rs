@@ -202,6 +202,7 @@ fn pod(object: Object) -> Result<Option<Pod>, String> {
         inherited: Arc::default(),
         namespace_labels: Arc::default(),
         unread: None,
+        installed: Vec::new(),
     };
     Ok((!has_ended).then_some(pod))
 }

@@ -112,7 +112,7 @@ impl Devices {
                 pod: tap.owner.pod.clone(),
                 nic: Some(tap.owner.nic.clone()),
                 mirror: None,
-                why: Why::NoExit(why.clone()),
+                why: Why::NoRelayDevice(why.clone()),
             })
         });
         missing.collect()

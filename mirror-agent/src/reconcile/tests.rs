@@ -49,6 +49,11 @@ impl PodSource for Pods {
         std::mem::take(&mut self.3.lock().unwrap())
     }
 
+    fn without_object(&self, id: &PodId) -> Option<Pod> {
+        let has_object = self.0.iter().flatten().any(|pod| pod.id == *id);
+        (!has_object).then(|| Pod { id: id.clone(), ..Pod::default() })
+    }
+
     fn resources(&self) -> Arc<[Resource]> {
         self.1.clone().into()
     }
@@ -210,6 +215,12 @@ fn world_with(reading: Reading) -> World {
     Reconciler::new(Pods::default(), Table::default(), Fake::default(), reading, policy, mirrors, metrics)
 }
 
+/// Another agent takes over, and has no list yet.
+fn restart(node: &mut World) {
+    let agent = std::mem::replace(node, world());
+    (node.links, node.dataplane) = (agent.links, agent.dataplane);
+}
+
 fn live() -> TargetName {
     TargetName("live".parse().unwrap())
 }
@@ -307,7 +318,7 @@ async fn nothing_is_removed_before_the_first_complete_list() {
     };
     let sessions = [(MirrorId::default(), session)].into();
     let kind = TapKind::HostVeth;
-    let tap = Tap { owner, kind, is_limited: false, exit: None, pod_side: None, sessions };
+    let tap = Tap { owner, kind, is_limited: false, exit: None, bridge: None, pod_side: None, sessions };
     let (ingress, egress) = (HookState::Stale, HookState::Stale);
     let old = ActualTap { tap: Some(tap), ingress, egress, ..ActualTap::default() };
     world.dataplane.actual.taps.insert(device(11), old.clone());
@@ -318,6 +329,25 @@ async fn nothing_is_removed_before_the_first_complete_list() {
     world.pods.0 = Some(Vec::new());
     run_for(&mut world, Duration::from_millis(1)).await.unwrap();
     assert!(world.dataplane.actual.taps.is_empty());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_tap_whose_namespace_the_next_agent_cannot_read_stays() {
+    let mut world = world();
+    add_pod(&mut world, 1);
+    run_for(&mut world, Duration::from_millis(1)).await.unwrap();
+    let before = world.dataplane.actual.taps.clone();
+    assert_eq!(tapped(&world), [11]);
+    let list = world.pods.0.clone();
+    restart(&mut world);
+    world.pods.0 = list;
+    let inside = world.links.links.pods.get_mut("uid-1").unwrap().as_mut().unwrap();
+    *inside = PodLinks { nsid: None, links: vec![], stale: Some("denied".into()), ..inside.clone() };
+    run_for(&mut world, TICK * 2).await.unwrap();
+    assert_eq!(world.dataplane.actual.taps, before);
+    let report = world.report.borrow().clone();
+    let why = report.skipped.iter().map(|skipped| skipped.why.to_string()).collect::<Vec<_>>();
+    assert!(matches!(&why[..], [why] if why.contains("denied; existing mirrors continue")), "{why:?}");
 }
 
 #[tokio::test(start_paused = true)]

@@ -1,12 +1,12 @@
 //! [`sum`]: the status of a MirrorTarget, from what the nodes report. Pure, a part of [`sum`](super).
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 
 use super::{
-    ACCEPTED, Asked, READY, Value, condition, is_renewed, most_told, name, no_nodes, not_refused, number,
-    observed, of_type, text, word,
+    ACCEPTED, Asked, ByNode, READY, REPORT_STALE, Value, by_age, condition, is_renewed, most_told, name,
+    no_nodes, not_refused, number, observed, of_type, report_stale, text, word,
 };
 use crate::{Cut, MirrorTargetStatus, NotReady, Refusal, TargetNodes, TargetSummary};
 
@@ -25,15 +25,18 @@ pub fn sum<'r>(
     before: Option<&MirrorTargetStatus>,
     now: &Time,
 ) -> MirrorTargetStatus {
-    let reports: BTreeMap<_, _> = reports.into_iter().collect();
+    let (reports, stale) = by_age(asked, reports);
     let generations = reports.values().map(|report| report.observed_generation);
     let observed_generation = observed(generations, asked.generation);
-    let not_ready: Vec<_> = reports.iter().filter_map(|(node, report)| not_ready(node, report)).collect();
-    let (desired, missing) = (number(reports.len()), number(not_ready.len()));
+    let current = reports.iter().filter_map(|(node, report)| not_ready(node, report));
+    let mut not_ready: Vec<_> = current.chain(stale.keys().map(|node| with_stale_report(node))).collect();
+    not_ready.sort();
+    let (desired, missing) = (number(reports.len() + stale.len()), number(not_ready.len()));
     let nodes = TargetNodes { ready: desired - missing, desired };
     let (type_, destination) = asked.destination.clone().unzip();
     let (was, before) = (before, before.map_or(&[][..], |before| &before.conditions));
-    let conditions = [(READY, ready(asked, nodes, &not_ready)), (ACCEPTED, accepted(asked, &reports))];
+    let ready = ready(asked, nodes, &not_ready, &stale);
+    let conditions = [(READY, ready), (ACCEPTED, accepted(asked, &reports, &stale))];
     let more = number(not_ready.len().saturating_sub(MOST_NOT_READY));
     let mut status = MirrorTargetStatus {
         observed_generation,
@@ -73,7 +76,12 @@ fn not_ready(node: &str, report: &TargetSummary) -> Option<NotReady> {
     Some(NotReady { node: name(node), reason: reason.to_owned(), message: text(message) })
 }
 
-fn accepted(asked: &Asked, reports: &BTreeMap<&str, &TargetSummary>) -> Value {
+fn with_stale_report(node: &str) -> NotReady {
+    let message = "its last report is too old or from the future".to_owned();
+    NotReady { node: name(node), reason: REPORT_STALE.to_owned(), message }
+}
+
+fn accepted(asked: &Asked, reports: &ByNode<'_, TargetSummary>, stale: &ByNode<'_, TargetSummary>) -> Value {
     if let Some(Refusal { reason, message }) = &asked.refused {
         return ("False", word(reason), text(message));
     }
@@ -82,14 +90,19 @@ fn accepted(asked: &Asked, reports: &BTreeMap<&str, &TargetSummary>) -> Value {
         .filter_map(|(node, report)| Some((*node, (TARGET_REFUSED, report.refused.as_deref()?))));
     match most_told(refusals, reports.len()) {
         Some((reason, message)) => ("False", reason.to_owned(), message),
-        None => not_refused(reports.len()),
+        None => not_refused(reports, stale),
     }
 }
 
-fn ready(asked: &Asked, nodes: TargetNodes, not_ready: &[NotReady]) -> Value {
+fn ready(
+    asked: &Asked,
+    nodes: TargetNodes,
+    not_ready: &[NotReady],
+    stale: &ByNode<'_, TargetSummary>,
+) -> Value {
     let TargetNodes { ready, desired } = nodes;
     let is = |status, reason: &str, message| (status, reason.to_owned(), message);
-    if ready < desired {
+    if ready + number(stale.len()) < desired {
         let words: BTreeSet<_> = not_ready.iter().map(|node| node.reason.as_str()).collect();
         let words: Vec<_> = words.into_iter().collect();
         return is(
@@ -97,6 +110,9 @@ fn ready(asked: &Asked, nodes: TargetNodes, not_ready: &[NotReady]) -> Value {
             "NotReady",
             format!("{ready} of {desired} nodes can copy to it: {}", words.join(", ")),
         );
+    }
+    if !stale.is_empty() {
+        return report_stale(stale);
     }
     if asked.left_out > 0 {
         let nodes = if asked.left_out == 1 { "node has" } else { "nodes have" };
@@ -160,6 +176,27 @@ mod tests {
     }
 
     #[test]
+    fn a_node_with_a_stale_report_is_not_ready() {
+        let (good, down) = (report(None, None), report(None, Some("no pod a/b runs here")));
+        let of = |stale: &[&str], one| {
+            let asked = Asked { stale: stale.iter().map(|node| (*node).to_owned()).collect(), ..asked() };
+            sum(&asked, [("one", one), ("two", &good)], None, &at(7))
+        };
+        let status = of(&["two"], &good);
+        assert_eq!(status.nodes, TargetNodes { ready: 1, desired: 2 });
+        assert_eq!(value(&status, ACCEPTED).0, "True");
+        let told = ("Unknown", REPORT_STALE, "1 node has no current report: two");
+        assert_eq!(value(&status, READY), told);
+        let [two] = &status.not_ready[..] else { unreachable!("{status:?}") };
+        assert_eq!((two.node.as_str(), two.reason.as_str()), ("two", REPORT_STALE));
+        let told = ("False", "NotReady", "0 of 2 nodes can copy to it: ReportStale, TargetDown");
+        assert_eq!(value(&of(&["two"], &down), READY), told);
+        let status = of(&["one", "two"], &down);
+        let told = ("Unknown", REPORT_STALE, "2 nodes have no current report: one, two");
+        assert_eq!([READY, ACCEPTED].map(|type_| value(&status, type_)), [told; 2]);
+    }
+
+    #[test]
     fn what_all_nodes_have_cut_is_summed_up() {
         let cut = |packets| TargetSummary {
             cut: Some(Cut { packets, bytes: packets * 1000 }),
@@ -211,12 +248,16 @@ mod tests {
         /// The order of the nodes does not matter, the same reports change nothing, and the numbers fit together.
         #[test]
         fn a_status_is_bounded_and_fits_together(
-            reports in vec(any_report(), 0..50),
+            reports in vec((any_report(), prop::bool::weighted(0.2)), 0..50),
             turn in 0..50_usize,
             left_out in 0..2_usize,
         ) {
-            let asked = Asked { left_out, ..asked() };
+            let (reports, is_stale): (Vec<_>, Vec<_>) = reports.into_iter().unzip();
             let mut nodes: Vec<_> = reports.iter().enumerate().map(|(at, report)| (format!("n{at:02}"), report)).collect();
+            let stale = nodes.iter().zip(&is_stale).filter(|(_, is_stale)| **is_stale);
+            let stale: BTreeSet<_> = stale.map(|((node, _), _)| node.clone()).collect();
+            let old = number(stale.len());
+            let asked = Asked { left_out, stale, ..asked() };
             let of = |nodes: &[(String, &TargetSummary)], before: Option<&MirrorTargetStatus>, second| {
                 sum(&asked, nodes.iter().map(|(node, report)| (node.as_str(), *report)), before, &at(second))
             };
@@ -226,16 +267,18 @@ mod tests {
             prop_assert_eq!(&of(&nodes, Some(&status), 99), &status);
 
             let TargetNodes { ready, desired: of } = status.nodes;
-            let is_ready = |report: &&TargetSummary| report.refused.is_none() && report.down.is_none();
+            let current = reports.iter().zip(&is_stale).filter(|(_, is_stale)| !**is_stale);
+            let current: Vec<_> = current.map(|(report, _)| report).collect();
+            let is_ready = |report: &&&TargetSummary| report.refused.is_none() && report.down.is_none();
             prop_assert_eq!(of, number(reports.len()));
-            prop_assert_eq!(ready, number(reports.iter().filter(is_ready).count()));
+            prop_assert_eq!(ready, number(current.iter().filter(is_ready).count()));
             prop_assert_eq!(ready + number(status.not_ready.len()) + status.more_not_ready.unwrap_or(0), of);
             prop_assert!(status.not_ready.len() <= MOST_NOT_READY && status.not_ready.is_sorted());
             prop_assert!(status.more_not_ready.is_none_or(|more| more > 0));
             prop_assert!((0..=3).contains(&status.observed_generation));
-            let is_refused = reports.iter().any(|report| report.refused.is_some());
+            let is_refused = current.iter().any(|report| report.refused.is_some());
             prop_assert_eq!(value(&status, ACCEPTED).0 == "False", is_refused);
-            prop_assert_eq!(value(&status, READY).0 == "False", ready < of);
+            prop_assert_eq!(value(&status, READY).0 == "False", ready + old < of);
             prop_assert_eq!(value(&status, READY).0 == "True", ready == of && of > 0 && left_out == 0);
             for NotReady { message, .. } in &status.not_ready {
                 prop_assert!(message.len() <= 512 && !message.contains(char::is_control));

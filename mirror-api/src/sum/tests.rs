@@ -88,6 +88,39 @@ fn a_status_has_the_time_of_its_last_report_to_within_five_minutes() {
     assert_eq!(time(&of(1, None, Some(&first))), None);
 }
 
+/// Its agent is dead. Its pods are there, and nobody knows what is copied of them.
+#[test]
+fn a_node_with_a_stale_report_is_named_and_covers_nothing() {
+    let of = |stale: &[&str], reports: &[(&str, MirrorSummary)]| {
+        let asked = Asked { stale: stale.iter().map(|node| (*node).to_owned()).collect(), ..asked() };
+        sum(&asked, reports.iter().map(|(node, report)| (*node, report)), None, &at(7))
+    };
+    let reports = [("one", report(2, 2)), ("two", report(3, 3))];
+    let status = of(&["two"], &reports);
+    assert_eq!(status.pods, Pods { selected: 5, covered: 2 });
+    assert_eq!((status.reporting_nodes, status.packets), (1, Packets { copied: 200, lost: 2 }));
+    let told = ("Unknown", REPORT_STALE, "1 node has no current report: two");
+    assert_eq!([READY, COVERED].map(|type_| value(&status, type_)), [told; 2]);
+    assert_eq!(value(&status, ACCEPTED).0, "True");
+    let status = of(&["one", "two"], &reports);
+    let told = ("Unknown", REPORT_STALE, "2 nodes have no current report: one, two");
+    assert_eq!([READY, ACCEPTED, COVERED].map(|type_| value(&status, type_)), [told; 3]);
+    let nodes: Vec<_> = (0..7).map(|node| format!("node-{node}")).collect();
+    let nodes: Vec<_> = nodes.iter().map(String::as_str).collect();
+    let status = of(&nodes, &nodes.iter().map(|node| (*node, report(1, 1))).collect::<Vec<_>>());
+    let told = "7 nodes have no current report: node-0, node-1, node-2, node-3, node-4 and 2 more";
+    assert_eq!(value(&status, READY).2, told);
+
+    // What other nodes report of their own pods comes first.
+    let short = MirrorSummary { uncovered: vec![missing("web-2", "NoRoom")], ..report(3, 2) };
+    let status = of(&["two"], &[("one", short), ("two", report(3, 3))]);
+    let told = ("False", "NotCovered", "4 of 6 pods are not covered: NoRoom, ReportStale");
+    assert_eq!(value(&status, COVERED), told);
+    let ended = MirrorSummary { ended: 2, ..report(2, 2) };
+    let status = of(&["two"], &[("one", ended), ("two", report(3, 3))]);
+    assert_eq!(value(&status, ENDED).2, "a limit has been reached on 2 of 5 NICs");
+}
+
 #[test]
 fn a_refusal_is_told_with_the_nodes_that_refuse() {
     let refused = |reason: &str, message: &str| MirrorSummary {
@@ -238,6 +271,31 @@ proptest! {
         prop_assert_eq!(all.pods.selected - rest.pods.selected, gone.pods.selected);
         prop_assert_eq!(all.pods.covered - rest.pods.covered, gone.pods.covered.min(gone.pods.selected));
         prop_assert_eq!(all.reporting_nodes - rest.reporting_nodes, 1);
+    }
+
+    /// Whatever the other nodes report. The pods of its node still count.
+    #[test]
+    fn a_stale_report_never_makes_a_mirror_ready(
+        reports in vec((prop_oneof![any_report(), (1..9_i64).prop_map(|pods| report(pods, pods))], any::<bool>()), 1..12),
+        turn in 0..12_usize,
+    ) {
+        let (reports, is_stale): (Vec<_>, Vec<_>) = reports.into_iter().unzip();
+        let mut nodes = nodes(&reports);
+        let all = of_nodes(&nodes);
+        let stale = nodes.iter().zip(is_stale).filter(|(_, is_stale)| *is_stale);
+        let stale: BTreeSet<_> = stale.map(|((node, _), _)| node.clone()).collect();
+        let asked = Asked { stale: stale.clone(), ..asked() };
+        let of = |nodes: &[(String, &MirrorSummary)]| {
+            sum(&asked, nodes.iter().map(|(node, report)| (node.as_str(), *report)), None, &at(7))
+        };
+        let status = of(&nodes);
+        let turn = turn.min(nodes.len());
+        nodes.rotate_left(turn);
+        prop_assert_eq!(&of(&nodes), &status);
+        prop_assert!(stale.is_empty() || value(&status, READY).0 != "True");
+        prop_assert_eq!(status.pods.selected, all.pods.selected);
+        prop_assert!(status.pods.covered <= all.pods.covered && all.pods.covered <= all.pods.selected);
+        prop_assert_eq!(status.reporting_nodes + number(stale.len()), number(reports.len()));
     }
 
     /// The same reports give the same status, with the same times.

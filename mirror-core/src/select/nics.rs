@@ -77,7 +77,8 @@ pub(super) fn is_nic(link: &Link, is_named: bool) -> bool {
 
 /// The original name of a renamed NIC, by which annotations and Multus know it. KubeVirt's bridge binding renames the
 /// NIC of a VM's pod, `eth0` to `eth0-nic` and `pod37a8eec1ce1` to `37a8eec1ce1-nic`. It leaves a dummy device with the
-/// original name, which carries no packets.
+/// original name, which carries no packets (`GenerateNewBridgedVmiInterfaceName` in KubeVirt's
+/// `pkg/network/link/names.go`, and `bridgeBindingSpec` in `pkg/network/setup/netpod/netpod.go`).
 pub(super) fn former_name<'a>(nic: &Link, links: &'a [Link]) -> Option<&'a str> {
     let stem = nic.name.strip_suffix("-nic").filter(|_| nic.kind != LinkKind::Dummy)?;
     let is_left = |link: &&Link| {
@@ -97,7 +98,7 @@ mod tests {
 
     use super::*;
     use crate::{
-        model::{MirrorId, Name},
+        model::{IfIndex, MirrorId, Name},
         select::{
             Filters, MIRROR, NICS, Policy, Why, choose, select,
             tests::{mk_node, mk_pod},
@@ -127,6 +128,30 @@ mod tests {
         assert_eq!((choice.wanted, choice.bad), (vec![], vec![]));
         let why = choice.refused[0].why.to_string();
         assert!(why.starts_with("annotation podmirror.io/nics \"eth0 eth1\":"), "{why}");
+    }
+
+    /// A pod of KubeVirt: the dummy with the former name of the veth is neither tapped nor reported.
+    #[test]
+    fn the_former_name_of_a_veth_means_the_veth() {
+        let mut pod = mk_pod("web", &[(MIRROR, "true"), (NICS, "eth0")]);
+        let mut links = mk_node(&[(&pod, 2, 100)]);
+        let inside = links.pods.get_mut(&pod.id.uid).unwrap().as_mut().unwrap();
+        let nic = inside.links.iter_mut().find(|link| link.name == "eth0").unwrap();
+        let dummy = Link { ifindex: IfIndex(3), kind: LinkKind::Dummy, up: false, peer: None, ..nic.clone() };
+        "eth0-nic".clone_into(&mut nic.name);
+        inside.links.push(dummy);
+        for name in ["eth0", "eth0-nic"] {
+            pod.annotations.insert(NICS.to_owned(), name.to_owned());
+            let pods = [pod.clone()];
+            let choice = choose(&pods, &[], &[], &Policy::default(), &mut Filters::default());
+            let selection = select(&choice.wanted, &[], &links, &Policy::default());
+            let taps: Vec<_> = selection
+                .taps
+                .iter()
+                .map(|(device, tap)| (device.is_on_node(), device.ifindex.0, tap.owner.nic.as_str()))
+                .collect();
+            assert_eq!((taps, selection.skipped), (vec![(true, 100, "eth0-nic")], vec![]), "{name}");
+        }
     }
 
     /// The value of a mirror's annotation for these NICs.

@@ -42,7 +42,7 @@ pub enum Why {
     /// The pod has more NICs than can be tapped.
     TooManyNics,
     /// The pod has no relay device for the copies of this NIC, for this reason.
-    NoExit(String),
+    NoRelayDevice(String),
     /// The device is already tapped for this other pod.
     TappedFor(PodId),
     /// Tapping the device conflicts with the mirror interface.
@@ -145,7 +145,7 @@ impl Why {
             Self::NoHostInterface(_) => "NoHostInterface",
             Self::TapsInsideOff => "TapsInsideOff",
             Self::TooManyNics => "TooManyNics",
-            Self::NoExit(_) => "NoExit",
+            Self::NoRelayDevice(_) => "NoRelayDevice",
             Self::TappedFor(_) => "TappedForOther",
             Self::MirrorInterface(_) => "MirrorInterface",
             Self::NoSuchInterface => "NoSuchInterface",
@@ -202,8 +202,8 @@ impl Why {
                  podmirror.io/pod-side-taps: \"off\" from the pod."
             }
             Self::TooManyNics => "Name the NICs to mirror in podmirror.io/nics.",
-            Self::NoExit(_) => {
-                "The agent tries again. `mirror-agent tail` reads the packets of this NIC without an exit."
+            Self::NoRelayDevice(_) => {
+                "The agent tries again. `mirror-agent tail` reads the packets of this NIC without a relay device."
             }
             Self::TappedFor(_) => {
                 "Wait until the other pod is deleted. A device can be tapped for one pod only."
@@ -318,7 +318,7 @@ impl fmt::Display for Why {
             Self::TooManyNics => {
                 write!(f, "at most {MOST_NICS} NICs of a pod are tapped, and it has more")
             }
-            Self::NoExit(why) => {
+            Self::NoRelayDevice(why) => {
                 write!(f, "the pod has no relay device, through which copies leave it: {why}")
             }
             Self::TappedFor(pod) => write!(f, "the device is already tapped for pod {pod}"),

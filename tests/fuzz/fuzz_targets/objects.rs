@@ -34,6 +34,7 @@ fn mirror(resource: Resource) {
         inherited: Default::default(),
         namespace_labels: Default::default(),
         unread: None,
+        installed: Vec::new(),
     };
     let (pods, resources) = ([pod], [resource]);
     let choice = choose(&pods, &resources, &[], &Policy::default(), &mut Filters::default());

@@ -13,6 +13,7 @@ use serde_json::{Value, json};
 
 use crate::{
     Node,
+    keys::has_documented,
     resources::{Story, resource, wait_mirrors},
     targets::{namespaces, target},
 };
@@ -130,9 +131,9 @@ fn what_the_nodes_report_is_summed_up_by_the_controller_that_holds_the_lease() {
     let early = Timestamp::now() + SignedDuration::from_mins(30);
     of_far["expirationTime"] = early.to_string().into();
     let far = report(story, "far", 0, &of_far);
-    // The agent of this node has not reported for a while.
+    // The agent of this node is dead.
     let of_gone = summary(story, "all", 7, 7, 7);
-    report(story, "gone", 20, &of_gone);
+    let gone = report(story, "gone", 20, &of_gone);
 
     let first = controller(story, "first", "127.0.0.1:10707");
     first.wait_for_log(&["holds the Lease"]);
@@ -151,7 +152,7 @@ fn what_the_nodes_report_is_summed_up_by_the_controller_that_holds_the_lease() {
 
     let expires = |status: &Value| -> Option<Timestamp> { status["expirationTime"].as_str()?.parse().ok() };
     let sum = wait_status(story, "all", |status| {
-        status["pods"] == json!({ "selected": 4, "covered": 3 }) && expires(status) > Some(early)
+        status["pods"] == json!({ "selected": 11, "covered": 3 }) && expires(status) > Some(early)
     });
     assert_eq!((&sum["reportingNodes"], &sum["observedGeneration"]), (&json!(2), &json!(1)), "{sum:#}");
     assert!(expires(&sum) <= Some(Timestamp::now() + SignedDuration::from_mins(61)), "{sum:#}");
@@ -161,14 +162,14 @@ fn what_the_nodes_report_is_summed_up_by_the_controller_that_holds_the_lease() {
     assert_eq!(condition(&sum, "Accepted")["status"], "True");
     let covered = condition(&sum, "Covered").clone();
     assert_eq!(covered["status"], "False");
-    assert_eq!(covered["message"], "1 of 4 pods are not covered: NoRoom");
+    assert_eq!(covered["message"], "8 of 11 pods are not covered: NoRoom, ReportStale");
     assert_eq!(sum["uncovered"][0]["node"], json!(far), "{sum:#}");
     let table = story.node.api.kubectl("get mirror all");
     let words: Vec<Vec<_>> = table.lines().map(|line| line.split_whitespace().collect()).collect();
     let columns =
         ["NAME", "READY", "REASON", "TARGET", "PODS", "COVERED", "COPIED", "LOST", "REPORTED", "AGE"];
     assert_eq!(words[0], columns, "{table}");
-    assert_eq!(words[1][1..5], ["False", "NotCovered", "4", "3"], "{table}");
+    assert_eq!(words[1][1..5], ["False", "NotCovered", "11", "3"], "{table}");
     eventually(SOON, || {
         let (all, broken) = (events(story, "all"), events(story, "broken"));
         check(all == ["NotCovered", "Started"] && broken == ["InvalidFilter"], || {
@@ -194,14 +195,15 @@ fn what_the_nodes_report_is_summed_up_by_the_controller_that_holds_the_lease() {
         metrics.lines().any(|line| line == "podmirror_controller_is_leader 1")
     };
     assert_eq!((leads(10707), leads(10708), holder(story)), (true, false, "first".to_owned()));
-    // The metrics of the agent, of the controller that leads, and of the one that waits.
-    for port in [10706, 10707, 10708] {
+    // The metrics of the controller that leads, and of the one that waits.
+    for port in [10707, 10708] {
         lint_metrics(&get(port, "/metrics").unwrap().body);
     }
     let waiting = get(10708, "/metrics").unwrap().body;
     let zero = "podmirror_controller_write_failures_total{kind=\"MirrorTarget\"} 0\n";
     assert!(waiting.contains(zero), "{waiting}");
     let metrics = get(10707, "/metrics").unwrap().body;
+    has_documented(&metrics, |name| name.starts_with("podmirror_controller_")).unwrap();
     let of_watch = "podmirror_controller_watch_restarts_total{watch=\"mirrornodes\"} ";
     assert!(metrics.contains(of_watch), "{metrics}");
     let value = |series: &str| {
@@ -222,8 +224,15 @@ fn what_the_nodes_report_is_summed_up_by_the_controller_that_holds_the_lease() {
     first.kill();
     second.wait_for_log(&["holds the Lease"]);
     assert_eq!(holder(story), "second");
-    // When the far node's report is deleted, its numbers disappear from the sum.
+    // When the far node's report is deleted, its numbers disappear from the sum. The dead agent remains.
     story.node.api.kubectl(&format!("delete mirrornode {far}"));
+    let sum = wait_status(story, "all", |status| status["pods"] == json!({ "selected": 8, "covered": 1 }));
+    for type_ in ["Ready", "Covered"] {
+        let told = condition(&sum, type_);
+        assert_eq!((&told["status"], &told["reason"]), (&json!("Unknown"), &json!("ReportStale")), "{sum:#}");
+        assert_eq!(told["message"], format!("1 node has no current report: {gone}"), "{sum:#}");
+    }
+    story.node.api.kubectl(&format!("delete mirrornode {gone}"));
     let sum = wait_status(story, "all", |status| status["pods"] == json!({ "selected": 1, "covered": 1 }));
     let now = condition(&sum, "Covered");
     assert_eq!((&now["status"], &sum["uncovered"]), (&json!("True"), &Value::Null), "{sum:#}");
@@ -272,7 +281,7 @@ fn the_status_of_a_mirror_target_says_which_nodes_can_copy_to_it() {
     let name = &story.mirror_target(&json!({ "pod": pod, "allowedNamespaces": namespaces(&namespace) }));
     story.mirror("all", "web", &json!({ "targetRef": { "name": name } }));
     let far = &refuse(story, "far", 0, name);
-    // The agent of this node has not reported for a while.
+    // The agent of this node is dead.
     let gone = &refuse(story, "gone", 20, name);
     let [ids, web] = story.node.pods(["ids", "web"]);
     let Node { api, lab } = &story.node;
@@ -295,10 +304,11 @@ fn the_status_of_a_mirror_target_says_which_nodes_can_copy_to_it() {
     };
     let (own, ready) = (lab.node().name(), |status: &Value| status["nodes"]["ready"].as_i64().unwrap_or(0));
     let refused = Some(("TargetRefused".to_owned(), "it is taken".to_owned()));
+    let stale = Some(("ReportStale".to_owned(), "its last report is too old or from the future".to_owned()));
 
     let status =
         wait(&|status| ready(status) == 1 && reason(status, far) == refused && reason(status, own).is_none());
-    assert_eq!((reason(&status, gone), &status["observedGeneration"]), (None, &json!(1)), "{status:#}");
+    assert_eq!((reason(&status, gone), &status["observedGeneration"]), (stale, &json!(1)), "{status:#}");
     let not_ready = status["notReady"].as_array().unwrap().len();
     assert_eq!(status["nodes"]["desired"], json!(1 + not_ready), "{status:#}");
     assert_eq!(status["readyNodes"], format!("1/{}", 1 + not_ready), "{status:#}");

@@ -1,13 +1,22 @@
-//! The examples of the documents: each is created as it is written there.
+//! The examples of the documents and of the chart: the API server takes each as it is written there.
 
 use std::{collections::BTreeSet, fs, path::Path};
 
 use mirror_tests::{Api, SOON, eventually};
 use serde_json::{Value, json};
 
-use crate::{Node, resources::alone_with_crds};
+use crate::{
+    Node,
+    resources::{alone_with_crds, file},
+};
 
-const OURS: &str = "apiVersion: podmirror.io";
+/// The beginning of an object.
+const OBJECT: &str = "apiVersion: ";
+/// Blocks that are no whole objects, by their document and kind.
+const FRAGMENTS: [(&str, &str); 1] = [
+    // An agent needs only the metadata of a pod in a file.
+    ("install.md", "kind: Pod\n"),
+];
 /// The label of the namespaces of stories.
 const OF_STORY: &str = "podmirror-story";
 
@@ -18,7 +27,12 @@ struct Example {
     objects: Vec<Value>,
 }
 
-/// The examples of podmirror's kinds in all documents.
+/// The number of objects in a text.
+fn count(text: &str) -> usize {
+    text.lines().filter(|line| line.starts_with(OBJECT)).count()
+}
+
+/// The examples of all documents.
 fn examples() -> Vec<Example> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
     let documents = fs::read_dir(root.join("docs")).unwrap().map(|entry| entry.unwrap().path());
@@ -29,11 +43,12 @@ fn examples() -> Vec<Example> {
     for path in documents {
         let document = fs::read_to_string(&path).unwrap();
         let blocks = document.split("```yaml\n").skip(1).map(|rest| rest.split("```").next().unwrap());
-        let ours: Vec<_> = blocks.filter(|text| text.contains(OURS)).collect();
-        let told: usize = ours.iter().map(|text| text.matches(OURS).count()).sum();
+        let objects: Vec<_> = blocks.filter(|text| count(text) > 0).collect();
+        let told: usize = objects.iter().map(|text| count(text)).sum();
         let place = path.file_name().unwrap().to_string_lossy().into_owned();
-        assert_eq!(document.matches(OURS).count(), told, "{place}: an example is not in a block of yaml");
-        examples.extend(ours.into_iter().map(|text| Example {
+        assert_eq!(count(&document), told, "{place}: an example is not in a block of yaml");
+        let is_whole = |text: &&str| !FRAGMENTS.iter().any(|(of, kind)| place == *of && text.contains(kind));
+        examples.extend(objects.into_iter().filter(is_whole).map(|text| Example {
             place: place.clone(),
             text: text.to_owned(),
             objects:
@@ -41,6 +56,12 @@ fn examples() -> Vec<Example> {
         }));
     }
     examples
+}
+
+/// The chart's examples for Artifact Hub.
+fn of_chart() -> Vec<Value> {
+    let chart: Value = serde_saphyr::from_str(&file("deploy/chart/Chart.yaml")).unwrap();
+    serde_saphyr::from_str(chart["annotations"]["artifacthub.io/crdsExamples"].as_str().unwrap()).unwrap()
 }
 
 /// The namespaces of the examples. They are deleted on drop, with the objects of the examples.
@@ -120,14 +141,19 @@ fn the_examples_of_the_documents_are_created_as_they_stand() {
     let Node { api, lab: _lab } = &Node::new("examples");
     let _crds = alone_with_crds(api);
     let examples = &examples()[..];
+    let chart = of_chart();
     let places: BTreeSet<_> = examples.iter().map(|example| example.place.as_str()).collect();
-    assert!(places.is_superset(&["kubectl-mirror.md", "resources.md"].into()), "{places:?}");
+    assert!(places.is_superset(&["kubectl-mirror.md", "recipes.md", "resources.md"].into()), "{places:?}");
     let objects = || examples.iter().flat_map(|example| &example.objects);
     let kinds: BTreeSet<_> = objects().filter_map(|object| object["kind"].as_str()).collect();
-    assert!(kinds.is_superset(&["ClusterMirror", "Mirror", "MirrorTarget"].into()), "{kinds:?}");
-    let names = objects().filter_map(|object| object["metadata"]["namespace"].as_str());
+    let some = ["ClusterMirror", "ConfigMap", "DaemonSet", "Mirror", "MirrorTarget"];
+    assert!(kinds.is_superset(&some.into()), "{kinds:?}");
+    let names = objects().chain(&chart).filter_map(|object| object["metadata"]["namespace"].as_str());
     let namespaces = Namespaces { api, names: names.map(str::to_owned).collect(), examples };
     namespaces.make();
+    let list = json!({ "apiVersion": "v1", "kind": "List", "items": chart }).to_string();
+    let told = api.kubectl_with("create --dry-run=server -f -", &list);
+    assert_eq!(told.matches(" created (server dry run)").count(), chart.len(), "{told}");
     for Example { place, text, objects } in examples {
         let told = api.kubectl_with("create -f -", text);
         assert_eq!(told.matches(" created").count(), objects.len(), "{place}: {told}");
@@ -140,7 +166,7 @@ fn the_examples_of_the_documents_are_created_as_they_stand() {
         }
     }
     drop(namespaces);
-    let left = api.kubectl("get mirrors,clustermirrors,mirrortargets -A -o name");
+    let left = api.kubectl("get mirrors,clustermirrors,mirrortargets,configmaps,daemonsets -A -o name");
     for object in objects() {
         let name = format!("/{}", object["metadata"]["name"].as_str().unwrap());
         assert!(!left.lines().any(|line| line.ends_with(&name)), "{left}");

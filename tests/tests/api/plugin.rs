@@ -1,5 +1,7 @@
 //! `kubectl mirror` beside kubectl, with a real API server: the same words, outputs and exit codes.
 
+mod terminal;
+
 use std::{
     env, fs,
     os::unix::fs::symlink,
@@ -112,6 +114,94 @@ fn a_mirror_is_made_shown_and_deleted_as_by_kubectl() {
     assert_eq!(kubectl(api, "get mirrors -o name"), said("mirror.podmirror.io/mine"));
 }
 
+/// Mirrors of the plugin have `ours` in their names, and those of kubectl `theirs`.
+#[test]
+fn the_plugins_forms_are_kubectls() {
+    let story = Story::new("plugin-forms");
+    let (api, files) = (&story.node.api, story.node.lab.files());
+    deploy(api, "ours");
+    for filter in ["udp", "tcp"] {
+        let pods = json!({ "matchLabels": { "app": "ours" } });
+        let mut mirror = resource("Mirror", "deploy-theirs", &pods, &json!({ "filter": filter }));
+        mirror["metadata"]["labels"] = json!({ "app.kubernetes.io/managed-by": "kubectl-mirror" });
+        fs::write(files.join(format!("{filter}.json")), mirror.to_string()).unwrap();
+    }
+    let kubectl = |words: &str| {
+        let (code, stdout, stderr) = told(api.command(words).current_dir(files));
+        let [stdout, stderr] = [stdout, stderr].map(|text| text.replace("theirs", "ours"));
+        (code, stdout, stderr)
+    };
+    // In this order: a Mirror is created, changed and deleted.
+    for (ours, theirs) in [
+        ("status -o wide", "get mirrors -o wide"),
+        ("status -o name", "get mirrors -o name"),
+        ("status -n nosuch", "get mirrors -n nosuch"),
+        ("off deploy/ours", "delete mirror deploy-theirs"),
+        ("off --name ours --dry-run=server", "delete mirror/theirs --dry-run=server"),
+        ("on deploy/ours --filter udp --dry-run=client", "create -f udp.json --dry-run=client"),
+        (
+            "on deploy ours --filter udp --dry-run=client -o name",
+            "create -f udp.json --dry-run=client -o name",
+        ),
+        ("on deploy/ours --filter udp --dry-run=server", "apply -f udp.json --dry-run=server"),
+        (
+            "on deploy ours --filter udp --dry-run=server -o name",
+            "apply -f udp.json --dry-run=server -o name",
+        ),
+        ("on deploy/ours --filter udp", "apply -f udp.json"),
+        ("on deploy ours --filter udp", "apply -f udp.json"),
+        ("on deploy/ours --filter udp --dry-run=server", "apply -f udp.json --dry-run=server"),
+        ("on deploy/ours --filter tcp --dry-run=server", "apply -f tcp.json --dry-run=server"),
+        ("on deploy/ours --filter tcp", "apply -f tcp.json"),
+        ("on deploy/ours --filter tcp -o name", "apply -f tcp.json -o name"),
+        ("off deploy/ours --dry-run=client", "delete mirror/deploy-theirs --dry-run=client"),
+        ("off deploy ours --dry-run=server -o name", "delete mirror deploy-theirs --dry-run=server -o name"),
+        ("off deploy ours -o name", "delete mirror deploy-theirs -o name"),
+        ("explain missing", "get pod missing"),
+        ("tail missing", "get pod missing"),
+        ("tail po/missing", "get po/missing"),
+        ("tail deployments.apps/missing", "get deployments.apps/missing"),
+        ("on sts missing", "get sts missing"),
+        ("tail daemonset/missing", "get daemonset/missing"),
+        ("on rs missing", "get rs missing"),
+        ("tail rc/missing", "get rc/missing"),
+        ("on jobs.batch missing", "get jobs.batch missing"),
+        ("tail svc missing", "get svc missing"),
+    ] {
+        assert_eq!(plugin(api, ours), kubectl(theirs), "{ours}, and kubectl {theirs}");
+    }
+    let forms = ["on deploy/ours --filter udp --dry-run=client", "create -f udp.json --dry-run=client"];
+    let [json, yaml] = ["json", "yaml"].map(|output| {
+        let [ours, theirs] = forms.map(|words| format!("{words} -o {output}"));
+        [plugin(api, &ours), kubectl(&theirs)]
+    });
+    let json = json.map(|(code, text, why)| (code, serde_json::from_str::<Value>(&text).unwrap(), why));
+    let yaml = yaml.map(|(code, text, why)| (code, serde_saphyr::from_str::<Value>(&text).unwrap(), why));
+    for [ours, theirs] in [json, yaml] {
+        assert_eq!(ours, theirs);
+    }
+
+    // Of the texts, only the streams are the same. Wrong usage has an exit code of its own.
+    for (ours, theirs) in [
+        ("nosuch", "nosuch"),
+        ("status --nosuch", "get mirrors --nosuch"),
+        ("status -o nosuch", "get mirrors -o nosuch"),
+        ("on deploy/ours --dry-run=nosuch", "create -f udp.json --dry-run=nosuch"),
+        ("off", "delete"),
+    ] {
+        for (expected, (code, out, why)) in [(2, plugin(api, ours)), (1, kubectl(theirs))] {
+            let is_told = out.is_empty() && why.starts_with("error: ");
+            assert!(code == Some(expected) && is_told, "{ours}, and kubectl {theirs}: {code:?} {out} {why}");
+        }
+    }
+    for (ours, theirs) in [("--help", "--help"), ("status -h", "get -h"), ("help on", "help apply")] {
+        for (code, out, why) in [plugin(api, ours), kubectl(theirs)] {
+            let is_told = !out.is_empty() && why.is_empty();
+            assert!(code == Some(0) && is_told, "{ours}, and kubectl {theirs}: {code:?} {out} {why}");
+        }
+    }
+}
+
 #[test]
 fn a_template_prints_what_it_prints_with_kubectl() {
     let story = Story::new("plugin-templates");
@@ -207,7 +297,7 @@ fn the_options_of_kubectl_choose_cluster_and_user() {
         assert!(is_same, "{words}: {ours:?}, and kubectl: {theirs:?}");
     }
     assert_eq!(plugin(api, "status --as nobody").0, Some(1));
-    for words in ["nosuch", "status --nosuch", "on pod web", "tail deploy/web -- tcp prot 80", "off"] {
+    for words in ["on pod web", "tail deploy/web -- tcp prot 80"] {
         let (code, out, why) = plugin(api, words);
         assert!(code == Some(2) && out.is_empty() && why.starts_with("error: "), "{words}: {code:?} {why}");
     }

@@ -65,7 +65,13 @@ fn with_helm_it_is_installed_upgraded_and_uninstalled() {
     let all = format!("--namespace {AGENT} --wait --timeout {}s", PATIENCE.as_secs());
     let [web, db, out] = &cluster.pods([("web", Some("true")), ("db", None), ("out", Some("false"))]);
     cluster.uninstall();
-    let values = "--set ceilings.maxMirrorDuration=1h --set enableMirror";
+    // Nothing listens at the proxy's address, so an agent that used it for the API server would not become ready.
+    let server = cluster.kubectl("get service kubernetes -n default -o jsonpath={.spec.clusterIP}");
+    let values = format!(
+        "--set extraEnv[0].name=HTTPS_PROXY --set extraEnv[0].value=http://127.0.0.1:9 \
+         --set extraEnv[1].name=NO_PROXY --set extraEnv[1].value={server} \
+         --set ceilings.maxMirrorDuration=1h --set enableMirror"
+    );
     cluster.helm(&format!("install {AGENT} {chart} {all} --create-namespace {values}=true"));
     host.wait_taps(&[&web.device, &db.device]);
     cluster.wait_rolled_out();

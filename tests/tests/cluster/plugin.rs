@@ -162,7 +162,8 @@ fn a_service_and_a_statefulset_stand_for_their_pods() {
     let web = &pod_of(cluster, "web", &[]);
     assert_eq!(web.name, "web-0");
     for words in ["sts/web", "svc/front"] {
-        let reading = tail(cluster, &[words, "--filter", "icmp"]);
+        let mut reading = tail(cluster, &[words, "--filter", "icmp"]);
+        reading.wait_for_log("tail ends after 15m (--duration)");
         host.wait_taps(&[&web.device]);
         web.ping(db.ip, 3);
         let file = reading.stop();

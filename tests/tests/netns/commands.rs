@@ -268,6 +268,22 @@ fn wrong_usage_is_told_apart_from_failure() {
 }
 
 #[test]
+fn without_a_bpf_file_system_an_agent_says_how_to_mount_one() {
+    let lab = &Lab::new("no-bpffs");
+    let pods = PodsFile::new(lab, &[PodSpec::named("web")]);
+    let before = lab.network_state();
+    let directory = lab.files().to_str().unwrap();
+    let exit = lab.agent_exit(&["run", "--pods-from", pods.path(), "--bpffs", directory]);
+    assert_eq!(exit.code, Some(1), "{exit:?}");
+    // For this directory, and for a pod of the chart.
+    for path in [directory, "/sys/fs/bpf"] {
+        assert!(exit.stderr.contains(&format!("mount -t bpf bpf {path}")), "{exit:?}");
+    }
+    assert!(!lab.files().join("podmirror").exists());
+    lab.network_is_as(&before);
+}
+
+#[test]
 fn flags_can_be_given_as_environment_variables() {
     let Node { web, db: _db, lab } = &Node::bridged("environment");
     let pods = PodsFile::new(lab, &[PodSpec::of(web)]);

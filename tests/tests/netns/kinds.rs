@@ -1,9 +1,16 @@
-//! Tunnel types that not every kernel has: GENEVE, GRE and ERSPAN. The guests' kernels have all of them.
+//! Kinds of devices that not every kernel has: tunnels (GENEVE, GRE and ERSPAN), and the dummy in a pod of KubeVirt.
+//! The guests' kernels have all of them.
 
-use mirror_tests::{Agent, Capture, Frame, Lab, OneCpu, PodsFile};
+use std::net::UdpSocket;
+
+use mirror_tests::{
+    Agent, Capture, Frame, Frames, Lab, OneCpu, PodNs, PodSpec, PodsFile, SOON, Tun, check, eventually,
+    has_kind, scaled,
+};
+use serde_json::json;
 
 use crate::{
-    Inside, Node, any_mode,
+    Inside, MIRROR, Node, any_mode,
     far::{Scene, mirrored_into, wait_target_of},
     shows,
 };
@@ -18,7 +25,7 @@ const KINDS: [[&str; 3]; 6] = [
     ["k6", "erspan:fd09::5/session=6", "ip6erspan seq key 6 local fd09::5 remote fd09::1 erspan_ver 1"],
 ];
 
-/// The stories run only on kernels with all types.
+/// The stories about tunnels run only on kernels with all types.
 fn has_all_kinds() -> bool {
     let lab = Lab::new("kinds-probe");
     let has = ["geneve", "gretap", "ip6gretap"].iter().all(|kind| lab.node().has_link_kind(kind));
@@ -161,4 +168,93 @@ fn brings_every_frame(story: &str, devices: &[&str; 5], option: impl Fn(usize) -
     agent.stop();
     lab.cleanup();
     lab.network_is_as(&before);
+}
+
+/// Gives the pod's NIC to a VM, as KubeVirt's bridge binding does (`bridgeBindingSpec` in its
+/// `pkg/network/setup/netpod/netpod.go`), and returns the VM's TAP device. A device of this `kind`, which stays down,
+/// keeps the NIC's name and addresses.
+fn bridge_binding(lab: &Lab, pod: &PodNs, kind: &str) -> Tun {
+    let netns = pod.netns();
+    let mac = pod.eth0().mac.map(|byte| format!("{byte:02x}")).join(":");
+    netns.sysctl("ipv6/conf/eth0/disable_ipv6", "1");
+    netns.sysctl("ipv6/conf/default/disable_ipv6", "1");
+    // The pod's kernel must not answer for the VM.
+    netns.sysctl("ipv4/conf/all/arp_ignore", "1");
+    let tap = Tun::tap(netns, "tap0");
+    for line in [
+        "link add k6t-eth0 address 02:00:00:00:09:01 type bridge mcast_snooping 0",
+        "address add 169.254.75.10/32 dev k6t-eth0",
+        "link set k6t-eth0 up",
+        "link set eth0 down",
+        "link set eth0 name eth0-nic",
+        "address flush dev eth0-nic",
+        "link set eth0-nic address 02:00:00:00:09:01",
+        "link set eth0-nic master k6t-eth0 up",
+        "link set eth0-nic type bridge_slave learning off",
+        "link set tap0 master k6t-eth0",
+    ] {
+        netns.ip(line);
+    }
+    netns.ip(&format!("link add eth0 address {mac} type {kind}"));
+    netns.ip(&format!("address add {}/24 dev eth0", pod.v4()));
+    for (netns, port) in [(netns, "eth0-nic"), (netns, "tap0"), (lab.node(), pod.veth_host())] {
+        eventually(SOON, || {
+            let link = netns.ip(&format!("-d -o link show dev {port}"));
+            check(link.contains(" state forwarding "), || link)
+        });
+    }
+    tap
+}
+
+/// The VM has the MAC address of the pod. Its packets pass the renamed NIC, which the NIC's former name means too.
+#[test]
+fn a_vm_of_kubevirt_is_mirrored_once() {
+    let Node { web, db, lab } = &Node::bridged("kubevirt");
+    // A bridge without ports replaces the dummy. It does not show that the NIC once had its name.
+    let (kind, name) = if has_kind(lab, "dummy") { ("dummy", "eth0") } else { ("bridge", "eth0-nic") };
+    let mut vm = bridge_binding(lab, web, kind);
+    // A TAP device gets complete checksums.
+    db.netns().run("ethtool -K eth0 tx off");
+    let spec = PodSpec::of(web).mirror("true").annotated("podmirror.io/nics", name);
+    let pods = PodsFile::new(lab, &[spec.annotated("podmirror.io/mirror.all", "true")]);
+    let agent = Agent::run(lab, any_mode(), &pods, &[]);
+    let status = lab.wait_taps(&[web.veth_host()]);
+    let tap = status.tap(web.veth_host());
+    let mut mirrors: Vec<_> = tap.sessions.iter().map(|session| session.mirror.as_str()).collect();
+    mirrors.sort_unstable();
+    assert_eq!((tap.nic.as_str(), mirrors), ("eth0-nic", vec!["all", "default"]));
+
+    let server = db.netns().enter(|| UdpSocket::bind((db.v4(), 12345))).unwrap();
+    server.set_read_timeout(Some(scaled(SOON))).unwrap();
+    let inside = Inside { capture: Capture::start(web.netns(), "tap0"), mac: web.eth0().mac };
+    let mirror = Capture::start(lab.node(), MIRROR);
+    let (own, other) = (web.eth0(), db.eth0());
+    let question = Frame::new(Frame::BROADCAST, own.mac).arp_request(own.v4, other.v4).bytes();
+    vm.receives(&question);
+    eventually(SOON, || check(!inside.frames().1.is_empty(), || "no ARP reply".to_owned()));
+    let mut sent = Frames::default().with(&question, 1);
+    for (seed, size) in [32, 100, 700, 1486].into_iter().enumerate() {
+        let datagram = Frame::new(other.mac, own.mac).filled(size, seed).ipv4(own.v4, other.v4).bytes();
+        vm.receives(&datagram);
+        let mut data = [0; 1500];
+        let (length, from) = server.recv_from(&mut data).unwrap();
+        server.send_to(&data[..length], from).unwrap();
+        sent = sent.with(&datagram, 1);
+    }
+    eventually(SOON, || {
+        let (of_vm, to_vm) = inside.frames();
+        of_vm.same_as(&sent)?;
+        check(to_vm.len() == sent.len(), || format!("{to_vm}"))
+    });
+    shows(&mirror, || inside.capture.frames());
+    let each = sent.len() as u64;
+    lab.wait_status(|status| {
+        let sessions = &status.tap(web.veth_host()).sessions;
+        let copied = ["egress", "ingress"].map(|direction| {
+            sessions.iter().map(|session| session.packets(direction, "copied")).sum::<u64>()
+        });
+        check(copied == [each, each], || format!("{copied:?} copied"))
+    });
+    assert_eq!(lab.status().notes.unwrap()["not_mirrored"], json!([]));
+    agent.stop();
 }

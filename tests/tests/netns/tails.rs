@@ -1,5 +1,7 @@
 //! `tail` and `capture` read the packets of pods and interfaces, without any change to other mirrors.
 
+mod segments;
+
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use mirror_tests::{

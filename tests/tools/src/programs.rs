@@ -85,8 +85,8 @@ pub fn bring(programs: &[Program]) -> Result<()> {
 /// The environment variable with the path of promtool.
 pub const PROMTOOL: &str = "MIRROR_PROMTOOL";
 
-/// Returns promtool, Prometheus' linter for metrics. Debian's package would start a server, so it is only unpacked, into
-/// the cache.
+/// Returns promtool, Prometheus' linter for metrics and rules. Debian's package would start a server, so it is only
+/// unpacked, into the cache.
 pub fn promtool() -> Result<PathBuf> {
     if let Some(promtool) = find("promtool") {
         return Ok(promtool);

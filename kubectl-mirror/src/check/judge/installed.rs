@@ -155,7 +155,7 @@ fn reports(reports: &[MirrorNode], facts: &Facts, by_node: &Agents) -> Vec<Findi
         }
     }
     let log = format!("see the logs of their agents: kubectl -n {} logs", facts.agents);
-    let old = "the reports of these nodes are ignored, because they are too old or from the future:";
+    let old = "the reports of these nodes are too old, or from the future:";
     let problems = [
         Finding::about("reports", "no MirrorNode of", &missing, &log),
         Finding::about("reports", old, &stale, &format!("check the clocks of these nodes; {log}")),

@@ -3,7 +3,10 @@
 #![expect(clippy::unwrap_used, reason = "tests panic")]
 
 use k8s_openapi::jiff::SignedDuration;
-use mirror_api::{MirrorStatus, MirrorSummary, Packets, Pods, TargetSummary, sum::RENEW};
+use mirror_api::{
+    MirrorStatus, MirrorSummary, MirrorTargetStatus, Packets, Pods, TargetSummary,
+    sum::{RENEW, REPORT_STALE},
+};
 
 use super::*;
 use crate::model::{Resource, TargetResource};
@@ -116,7 +119,7 @@ fn changes_are_written_together_and_not_too_often() {
     // The quiet time before allows three writes in a row; then each one waits for its turn.
     assert_eq!(written.iter().map(|(at, ..)| *at).collect::<Vec<_>>(), [6, 7, 8, 11, 21, 31]);
     assert_eq!(written.last().unwrap().2, 31);
-    assert_eq!(run.pass(1000).told().len(), 2, "the reports become too old, one after the other");
+    assert_eq!(run.pass(1000).told().len(), 2, "the reports become stale, one after the other");
 }
 
 #[test]
@@ -188,7 +191,7 @@ fn in_a_large_cluster_counters_are_written_less_often() {
 }
 
 #[test]
-fn a_node_that_goes_away_and_a_report_that_is_too_old_do_not_count() {
+fn a_deleted_node_does_not_count_and_one_with_a_stale_report_covers_nothing() {
     let mut run = Run::new();
     run.mirror("a", "uid-a", 1);
     run.node("one", vec![report("a", 2, 0)]);
@@ -199,7 +202,9 @@ fn a_node_that_goes_away_and_a_report_that_is_too_old_do_not_count() {
     assert_eq!(run.told(), told(&[(1, "a", 5), (21, "a", 2)]));
     assert_eq!(run.book.sizes().1, 0);
     run.pass(STALE.as_secs());
-    assert_eq!(run.told(), told(&[(901, "a", 0)]));
+    let MirrorStatus { pods, conditions, .. } = &run.written.last().unwrap().2;
+    assert_eq!((*pods, conditions[0].reason.as_str()), (Pods { selected: 2, covered: 0 }, REPORT_STALE));
+    assert_eq!(run.told(), told(&[(901, "a", 2)]));
     assert_eq!(run.book.sizes().1, 1);
     // Its agent runs again.
     run.node("one", vec![report("a", 2, 0)]);
@@ -209,18 +214,22 @@ fn a_node_that_goes_away_and_a_report_that_is_too_old_do_not_count() {
 
 /// A node with a wrong clock, or a compromised one.
 #[test]
-fn a_report_without_a_time_or_from_the_future_does_not_count() {
+fn a_report_without_a_time_or_from_the_future_is_stale() {
     let mut run = Run::new();
+    let written = |run: &mut Run| {
+        let written = std::mem::take(&mut run.written).into_iter();
+        written.map(|(at, _, status)| (at, status.pods.selected, status.pods.covered)).collect::<Vec<_>>()
+    };
     run.mirror("a", "uid-a", 1);
     run.report("one", vec![report("a", 2, 0)], None);
     run.report("two", vec![report("a", 2, 0)], Some(run.at() + Duration::from_secs(3600)));
     run.pass(20);
-    assert_eq!((run.told(), run.book.sizes().1), (told(&[(1, "a", 0)]), 2));
-    // No more reports arrive from there. When the time of the report has passed, it soon counts as too old.
+    assert_eq!((written(&mut run), run.book.sizes().1), (vec![(1, 4, 0)], 2));
+    // No more reports arrive from there. When the time of the report has passed, it is soon stale again.
     run.pass(2 * 3600);
-    let written = run.told();
-    assert_eq!(written.iter().map(|(_, _, pods)| *pods).collect::<Vec<_>>(), [2, 0]);
-    assert!(written[1].0 - written[0].0 <= 20 * 60 + 1, "{written:?}");
+    let written = written(&mut run);
+    let [(from, 4, 2), (to, 4, 0)] = written[..] else { unreachable!("{written:?}") };
+    assert!(to - from <= 20 * 60 + 1, "{written:?}");
 }
 
 #[test]
@@ -256,7 +265,15 @@ fn what_a_node_has_no_room_for_is_not_known() {
     };
     run.book.set_node("one", Some(&mut status), run.now, run.at());
     run.pass(5);
-    assert_eq!(unknown(&run), [("a".into(), "NoPods".into()), ("z".into(), "NotAllTold".to_owned())]);
+    let expected = [("a", "NoPods"), ("z", "NotAllTold")];
+    let expected = expected.map(|(name, reason)| (name.to_owned(), reason.to_owned()));
+    assert_eq!(unknown(&run), expected);
+    // The agent is dead.
+    run.pass(STALE.as_secs());
+    run.mirror("z", "uid-z", 2);
+    run.pass(5);
+    assert_eq!(run.book.sizes().1, 1);
+    assert_eq!(unknown(&run)[2..], expected[1..]);
 }
 
 #[test]
@@ -294,19 +311,24 @@ fn a_mirror_target_has_the_sum_of_the_nodes_that_report_on_it() {
     report(&run, &mut book, "old", ("ids", "uid-before"), None);
     run.now += SETTLE;
     let write = book.due(run.now, run.at()).unwrap();
-    let ready = |write: &Write<TargetResource>| (write.status.nodes.ready, write.status.nodes.desired);
-    assert_eq!((&write.key, write.uid.as_str(), ready(&write)), (&ids, "uid-ids", (2, 2)));
+    let ready = |write: &Write<TargetResource>| {
+        let MirrorTargetStatus { nodes, conditions, .. } = &write.status;
+        (nodes.ready, nodes.desired, conditions[0].reason.clone())
+    };
+    assert_eq!((&write.key, write.uid.as_str()), (&ids, "uid-ids"));
+    assert_eq!(ready(&write), (2, 2, "AllReady".to_owned()));
     book.note(&write, true, run.now);
     // One of the nodes sends no more reports.
     run.now += STALE;
     report(&run, &mut book, "one", ("ids", "uid-ids"), None);
     run.now += SETTLE * 2;
     let write = book.due(run.now, run.at()).unwrap();
-    assert_eq!(ready(&write), (1, 1));
+    assert_eq!(ready(&write), (1, 2, REPORT_STALE.to_owned()));
     book.note(&write, true, run.now);
-    // The report of a node ends before this object, because there was no more room.
+    // Its Node is deleted. The report of the other one ends before this object, because there was no more room.
+    book.set_node("two", None, run.now, run.at());
     report(&run, &mut book, "one", ("a", "uid-a"), Some(1));
     run.now += PACE;
     let write = book.due(run.now, run.at()).unwrap();
-    assert_eq!((ready(&write), write.status.conditions[0].reason.as_str()), ((0, 0), "NotAllTold"));
+    assert_eq!(ready(&write), (0, 0, "NotAllTold".to_owned()));
 }

@@ -16,6 +16,8 @@ enum Step {
     Ask(u32, Option<u32>),
     /// The device of a pod on the node disappears, or is back.
     Unplug(u32),
+    /// The device of a pod on the node becomes a port of this bridge.
+    Move(u32, u32),
     /// The next ops fail.
     Fail(usize),
     /// Another agent takes over, and has no list yet.
@@ -30,6 +32,7 @@ fn any_step() -> impl Strategy<Value = (Step, u64)> {
         4 => pod().prop_map(Step::Toggle),
         3 => (pod(), proptest::option::of(1..3_u32)).prop_map(|(pod, rate)| Step::Ask(pod, rate)),
         2 => pod().prop_map(Step::Unplug),
+        2 => (pod(), 5..7_u32).prop_map(|(pod, bridge)| Step::Move(pod, bridge)),
         2 => (1..6_usize).prop_map(Step::Fail),
         1 => Just(Step::Restart),
         2 => Just(Step::List),
@@ -51,6 +54,8 @@ fn uid(number: u32) -> String {
 impl Cluster {
     fn new(world: &mut World) -> Self {
         add_pod(world, BYSTANDER);
+        let bridges = [5, 6].map(|at| (IfIndex(at), link(at, LinkKind::Other("bridge".into()))));
+        world.links.links.host.extend(bridges);
         Self { pods: world.pods.0.clone().unwrap(), unplugged: BTreeMap::new() }
     }
 
@@ -86,11 +91,12 @@ impl Cluster {
                     self.unplugged.extend(link.map(|link| (number, link)));
                 }
             },
-            Step::Fail(ops) => world.dataplane.fails = ops,
-            Step::Restart => {
-                let agent = std::mem::replace(world, super::world());
-                (world.links, world.dataplane) = (agent.links, agent.dataplane);
+            Step::Move(number, bridge) => {
+                let link = host.get_mut(&IfIndex(10 + number));
+                link.into_iter().for_each(|link| link.master = Some(IfIndex(bridge)));
             }
+            Step::Fail(ops) => world.dataplane.fails = ops,
+            Step::Restart => restart(world),
             Step::List => world.pods.0 = Some(Vec::new()),
         }
         if let Some(listed) = &mut world.pods.0 {

@@ -318,7 +318,7 @@ async fn without_a_way_out_of_the_pod_the_tap_stays_and_says_so() {
     traffic.passes(&mut world, 0, 0, 3).await;
     traffic.passes(&mut world, 50, 1, 3).await;
     traffic.passes(&mut world, 50, 1, 3).await;
-    assert_eq!((sides(&world), reasons(&world)), (NODE, vec!["Bypassed", "NoExit"]));
+    assert_eq!((sides(&world), reasons(&world)), (NODE, vec!["Bypassed", "NoRelayDevice"]));
     world.links.refuses_exits = false;
     traffic.passes(&mut world, 50, 1, 40).await;
     assert_eq!((sides(&world), reasons(&world)), (INSIDE, vec![]));
@@ -335,7 +335,7 @@ async fn without_a_way_out_of_the_pod_the_tap_stays_and_says_so() {
         .retain(|link| !exit::is_exit(link));
     world.links.refuses_exits = true;
     traffic.passes(&mut world, 50, 1, 61).await;
-    assert_eq!((sides(&world), reasons(&world)), (INSIDE, vec!["NoExit"]));
+    assert_eq!((sides(&world), reasons(&world)), (INSIDE, vec!["NoRelayDevice"]));
 }
 
 /// A tap inside a pod is never installed without a relay device that the agent could create.

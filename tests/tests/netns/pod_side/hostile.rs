@@ -135,7 +135,7 @@ fn a_device_of_the_pod_is_never_taken_for_an_exit() {
     lab.wait_status(|status| {
         let lost = tap(status, web).map_or(0, |tap| tap.total("target_down"));
         let notes = status.notes.as_ref().map(ToString::to_string).unwrap_or_default();
-        check(lost >= 10 && notes.contains("NoExit"), || format!("{lost} {notes}"))
+        check(lost >= 10 && notes.contains("NoRelayDevice"), || format!("{lost} {notes}"))
     });
     agent.stop();
     lab.cleanup();

@@ -149,7 +149,7 @@ fn reports_that_are_missing_or_old_are_told() {
     assert_eq!(with(std::slice::from_ref(&fresh)), [told(Level::Warn, "no MirrorNode of b")]);
     let stale = told(
         Level::Warn,
-        "the reports of these nodes are ignored, because they are too old or from the future: b",
+        "the reports of these nodes are too old, or from the future: b",
     );
     assert_eq!(with(&[fresh.clone(), report("b", old, 0, &["m"])]), [stale]);
     assert_eq!(
