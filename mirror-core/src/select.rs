@@ -115,10 +115,6 @@ pub fn select(
         let skip = |why| Skipped { pod: None, nic: Some(name.clone()), mirror: None, why };
         match links.by_name(name) {
             None => selection.skipped.push(skip(Why::NoSuchInterface)),
-            // The program that reads the stream writes a file of Ethernet frames.
-            Some(link) if !link.is_ethernet && policy.streams().any(|name| *name == policy.target) => {
-                selection.skipped.push(skip(Why::NotEthernet));
-            }
             Some(link) => {
                 let tap = interface_tap(name, policy);
                 if let Err(why) = claim(link, tap, links, policy, &mut selection) {
@@ -265,6 +261,10 @@ fn claim(
     policy: &Policy,
     selection: &mut Selection,
 ) -> Result<(), Why> {
+    // The kernel clones only frames to an Ethernet device (`__bpf_redirect_common`), and files and tunnels have frames.
+    if !link.is_ethernet {
+        return Err(Why::NotEthernet);
+    }
     // A collector's device can be tapped for other targets. The programs count packets that it would copy to itself as
     // `loop`.
     let devices = policy.own_devices();

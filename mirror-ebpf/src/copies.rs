@@ -5,9 +5,9 @@
 use core::mem::MaybeUninit;
 
 use aya_ebpf::{
-    bindings::{__sk_buff, bpf_hdr_start_off::BPF_HDR_START_NET},
+    bindings::__sk_buff,
     btf_maps::{Array, PerCpuArray},
-    helpers::{bpf_jiffies64, bpf_skb_load_bytes, bpf_skb_load_bytes_relative},
+    helpers::{bpf_jiffies64, bpf_skb_load_bytes},
     macros::btf_map,
 };
 use mirror_common::{
@@ -25,7 +25,7 @@ static COPIES: Array<u64, { SLOTS as usize }> = Array::new();
 #[btf_map(pin_by_name)]
 static COPIED_AGAIN: PerCpuArray<u64, 1> = PerCpuArray::new();
 
-/// Bytes of an Ethernet header.
+/// Bytes of an Ethernet header. Devices without one are not tapped.
 const ETHERNET: u32 = 14;
 
 /// Operations of [`look`].
@@ -61,7 +61,7 @@ extern "C" fn look(skb: *mut __sk_buff, how: u32) -> u32 {
     // SAFETY: the context is valid for the whole program.
     let (ifindex, protocol) = unsafe { ((*skb).ifindex, (*skb).protocol as u16) };
     // A packet whose identity cannot be read is never noted, so it is never a duplicate.
-    let Some(identity) = identity::identity(&mut Skb::new(skb, protocol), u16::from_be(protocol)) else {
+    let Some(identity) = identity::identity(&mut Skb(skb), u16::from_be(protocol)) else {
         return 0;
     };
     let Some(noted) = COPIES.get_ptr_mut(identity::slot(identity)) else { return 0 };
@@ -82,16 +82,12 @@ extern "C" fn look(skb: *mut __sk_buff, how: u32) -> u32 {
 }
 
 /// The bytes of a packet.
-struct Skb {
-    skb: *mut __sk_buff,
-    /// Offset of the network header.
-    network: u32,
-}
+struct Skb(*mut __sk_buff);
 
 impl Bytes for Skb {
     #[inline(always)]
     fn network<const N: usize>(&mut self, offset: u32) -> Option<[u32; N]> {
-        self.words(self.network + offset)
+        self.words(ETHERNET + offset)
     }
 
     #[inline(always)]
@@ -101,39 +97,16 @@ impl Bytes for Skb {
 }
 
 impl Skb {
-    /// A packet whose frame has this ethertype, in network byte order, unless it begins with the network header.
-    #[inline(always)]
-    fn new(skb: *mut __sk_buff, ethertype: u16) -> Self {
-        let is_frame = direct(skb, ETHERNET - 2).is_none_or(|there: u16| there == ethertype)
-            && !begins_with_network_header(skb);
-        Self { skb, network: if is_frame { ETHERNET } else { 0 } }
-    }
-
     #[inline(always)]
     fn words<const N: usize>(&self, offset: u32) -> Option<[u32; N]> {
-        direct(self.skb, offset).or_else(|| {
+        direct(self.0, offset).or_else(|| {
             let mut words = MaybeUninit::<[u32; N]>::uninit();
             let (to, len) = (words.as_mut_ptr().cast(), 4 * N as u32);
             // SAFETY: the context is valid for the whole program, and the buffer has this length. It is filled if the
             // helper returns success.
-            unsafe {
-                (bpf_skb_load_bytes(self.skb.cast(), offset, to, len) == 0).then(|| words.assume_init())
-            }
+            unsafe { (bpf_skb_load_bytes(self.0.cast(), offset, to, len) == 0).then(|| words.assume_init()) }
         })
     }
-}
-
-/// Whether the network header is at the beginning. The ethertype does not tell: an IPv4 source in 8.0.0.0/16 is in its
-/// place. Few MAC addresses begin like an IP header, so the helper is rarely called.
-#[inline(always)]
-fn begins_with_network_header(skb: *mut __sk_buff) -> bool {
-    let Some(first) = direct::<[u8; 4]>(skb, 0).filter(|first| matches!(first[0] >> 4, 4 | 6)) else { return false };
-    let mut header = [0_u8; 4];
-    // SAFETY: the context is valid for the whole program, and the buffer has this length.
-    let code = unsafe {
-        bpf_skb_load_bytes_relative(skb.cast(), 0, header.as_mut_ptr().cast(), 4, BPF_HDR_START_NET)
-    };
-    code == 0 && header == first
 }
 
 /// Returns the value at this offset, if it is in the linear part of the packet. A helper takes twice as long.

@@ -145,9 +145,6 @@ impl Capture {
         selection: &mut Selection,
     ) -> Result<(), Why> {
         let link = links.by_name(name).ok_or(Why::NoSuchInterface)?;
-        if !link.is_ethernet {
-            return Err(Why::NotEthernet);
-        }
         if let Some(tap) = selection.taps.get_mut(&Device::on_node(link.ifindex)) {
             return self.add_to(&mut tap.sessions);
         }

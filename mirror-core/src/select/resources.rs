@@ -139,7 +139,8 @@ impl Read<'_> {
         if pod.installed.is_empty() {
             return self.resource.selects(pod);
         }
-        let has_session = |mirror: &MirrorId| pod.installed.iter().any(|tap| tap.sessions.contains_key(mirror));
+        let has_session =
+            |mirror: &MirrorId| pod.installed.iter().any(|tap| tap.sessions.contains_key(mirror));
         self.mirror.as_ref().is_some_and(has_session)
     }
 

@@ -235,19 +235,20 @@ fn named_interfaces_are_tapped_as_themselves() {
     assert_eq!(skips(&selection), [(Some("eth9"), &Why::NoSuchInterface)]);
 }
 
-/// A device accepts copies with any header, but a file of Ethernet frames does not.
 #[test]
-fn a_stream_takes_frames_with_an_ethernet_header_only() {
+fn an_interface_without_an_ethernet_header_is_refused() {
     let mut links = LinkSnapshot::default();
     let tun = mk_link(4, "wg0", LinkKind::Other("wireguard".into()), None);
     links.host.insert(IfIndex(4), Link { is_ethernet: false, ..tun });
-    let selected = |destination: Destination| {
+    for destination in [Destination::Device("mirror0".into()), Destination::Stream] {
         let targets = [(TargetName::default(), destination)].into();
-        select(&[], &[], &links, &Policy { interfaces: vec!["wg0".into()], targets, ..policy() })
-    };
-    assert_eq!(selected(Destination::Device("mirror0".into())).taps.len(), 1);
-    let refused = selected(Destination::Stream);
-    assert_eq!((refused.taps.len(), &skips(&refused)[..]), (0, &[(Some("wg0"), &Why::NotEthernet)][..]));
+        let selection =
+            select(&[], &[], &links, &Policy { interfaces: vec!["wg0".into()], targets, ..policy() });
+        assert_eq!(
+            (selection.taps.len(), &skips(&selection)[..]),
+            (0, &[(Some("wg0"), &Why::NotEthernet)][..])
+        );
+    }
 }
 
 #[test]

@@ -4,7 +4,7 @@
 use std::net::UdpSocket;
 
 use mirror_tests::{
-    Agent, Capture, Frame, Frames, Lab, OneCpu, PodNs, PodSpec, PodsFile, SOON, Tun, check, eventually,
+    Agent, Capture, Frame, Frames, Lab, OneCpu, PodNs, PodSpec, PodsFile, SOON, TapDevice, check, eventually,
     has_kind, scaled,
 };
 use serde_json::json;
@@ -173,14 +173,14 @@ fn brings_every_frame(story: &str, devices: &[&str; 5], option: impl Fn(usize) -
 /// Gives the pod's NIC to a VM, as KubeVirt's bridge binding does (`bridgeBindingSpec` in its
 /// `pkg/network/setup/netpod/netpod.go`), and returns the VM's TAP device. A device of this `kind`, which stays down,
 /// keeps the NIC's name and addresses.
-fn bridge_binding(lab: &Lab, pod: &PodNs, kind: &str) -> Tun {
+fn bridge_binding(lab: &Lab, pod: &PodNs, kind: &str) -> TapDevice {
     let netns = pod.netns();
     let mac = pod.eth0().mac.map(|byte| format!("{byte:02x}")).join(":");
     netns.sysctl("ipv6/conf/eth0/disable_ipv6", "1");
     netns.sysctl("ipv6/conf/default/disable_ipv6", "1");
     // The pod's kernel must not answer for the VM.
     netns.sysctl("ipv4/conf/all/arp_ignore", "1");
-    let tap = Tun::tap(netns, "tap0");
+    let tap = TapDevice::new(netns, "tap0");
     for line in [
         "link add k6t-eth0 address 02:00:00:00:09:01 type bridge mcast_snooping 0",
         "address add 169.254.75.10/32 dev k6t-eth0",

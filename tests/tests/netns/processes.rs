@@ -96,7 +96,7 @@ fn a_pod_is_found_by_the_cgroup_of_its_process_and_followed_into_a_new_sandbox()
 
     // A pod that the file no longer lists is not to be mirrored, although its process runs.
     agent.stop();
-    pods.write(&[]);
+    pods.write(&[PodSpec::named("idle")]);
     let agent = Agent::run(lab, any_mode(), &pods, &[]);
     lab.wait_taps(&[]);
     agent.stop();

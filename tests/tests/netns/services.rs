@@ -12,9 +12,7 @@ use mirror_common::{
     packet::header,
     sample::{DEFAULT_SEED, in_sample},
 };
-use mirror_tests::{
-    Agent, Capture, Frame, Frames, Lab, Netns, PodNs, PodSpec, PodsFile, SOON, Tun, check, eventually, scaled,
-};
+use mirror_tests::{Agent, Capture, Frames, Lab, Netns, PodNs, PodSpec, PodsFile, SOON, scaled};
 
 use crate::{MIRROR, Node, any_mode, choice::flows, shows};
 
@@ -296,33 +294,4 @@ fn a_pod_that_calls_itself_through_a_service_is_seen_both_ways() {
     let node = "192.0.2.1".parse().unwrap();
     has_connections(&service.mirror, &[(web.v4(), V4.parse().unwrap(), PORT), (node, web.v4(), ENDPOINT)]);
     assert_eq!(service.duplicates(&[web, db]), 0);
-}
-
-/// A packet without an Ethernet header that has an ethertype where the header of a frame has it, and what looks like an
-/// IPv4 header behind: its source is 8.0.69.1.
-#[test]
-fn a_translated_packet_without_an_ethernet_header_is_copied_at_both_taps() {
-    let lab = &Lab::new("service-tun");
-    let node = lab.node();
-    let [mut from, _to] = ["tun-a", "tun-b"].map(|name| Tun::new(node, name));
-    node.sysctl("ipv4/ip_forward", "1");
-    node.ip("route add 8.0.0.0/16 dev tun-a");
-    node.ip("route add 10.98.0.0/16 dev tun-b");
-    node.run("nft add table ip services");
-    node.run("nft add chain ip services before { type nat hook prerouting priority -100 ; }");
-    node.run(&format!("nft add rule ip services before ip daddr {V4} dnat to 10.98.0.2"));
-    let agent = Agent::attach(lab, any_mode(), &["tun-a", "tun-b"]);
-    for name in ["tun-a", "tun-b"] {
-        agent.wait_for_log(&["mirroring", name]);
-    }
-    for seed in 0..20 {
-        let frame = Frame::new([0; 6], [0; 6]).filled(100, seed);
-        from.receives(&frame.ipv4([8, 0, 69, 1].into(), V4.parse().unwrap()).bytes()[14..]);
-    }
-    eventually(scaled(SOON), || {
-        let status = lab.status();
-        let verdicts = ["tun-a", "tun-b"].map(|name| status.tap(name).verdicts());
-        let copied = |direction: &str| BTreeMap::from([(format!("{direction} copied"), 20)]);
-        check(verdicts == [copied("ingress"), copied("egress")], || format!("{verdicts:?}"))
-    });
 }

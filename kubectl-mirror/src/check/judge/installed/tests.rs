@@ -147,10 +147,7 @@ fn reports_that_are_missing_or_old_are_told() {
     let fresh = report("a", NOW, 0, &["m"]);
     let old = "2026-01-01T11:44:59Z";
     assert_eq!(with(std::slice::from_ref(&fresh)), [told(Level::Warn, "no MirrorNode of b")]);
-    let stale = told(
-        Level::Warn,
-        "the reports of these nodes are too old, or from the future: b",
-    );
+    let stale = told(Level::Warn, "the reports of these nodes are too old, or from the future: b");
     assert_eq!(with(&[fresh.clone(), report("b", old, 0, &["m"])]), [stale]);
     assert_eq!(
         with(&[fresh.clone(), report("b", old, 0, &[])])[0].0,

@@ -1,4 +1,4 @@
-//! TUN devices, whose packets have no Ethernet header, and TAP devices, whose packets are frames.
+//! TAP devices, as for the NICs of VMs (`Documentation/networking/tuntap.rst`).
 
 use std::{
     fs::{File, OpenOptions},
@@ -8,26 +8,19 @@ use std::{
 
 use crate::Netns;
 
-/// A TUN or TAP device, and the program at its other end. The device is removed on drop.
+/// A TAP device, and the program at its other end. The device is removed on drop.
 #[derive(Debug)]
-pub struct Tun(File);
+pub struct TapDevice(File);
 
-impl Tun {
-    /// Creates a TUN device that is up.
+impl TapDevice {
+    /// Creates a device that is up.
     pub fn new(netns: &Netns, name: &str) -> Self {
-        Self::create(netns, name, libc::IFF_TUN)
-    }
-
-    /// Creates a TAP device that is up, as for the NIC of a VM.
-    pub fn tap(netns: &Netns, name: &str) -> Self {
-        Self::create(netns, name, libc::IFF_TAP)
-    }
-
-    fn create(netns: &Netns, name: &str, kind: libc::c_int) -> Self {
         let file = netns.enter(|| {
             let mut request = libc::ifreq {
                 ifr_name: [0; libc::IFNAMSIZ],
-                ifr_ifru: libc::__c_anonymous_ifr_ifru { ifru_flags: (kind | libc::IFF_NO_PI) as i16 },
+                ifr_ifru: libc::__c_anonymous_ifr_ifru {
+                    ifru_flags: (libc::IFF_TAP | libc::IFF_NO_PI) as i16,
+                },
             };
             for (to, byte) in request.ifr_name.iter_mut().zip(name.bytes()) {
                 *to = byte.cast_signed();
@@ -43,8 +36,8 @@ impl Tun {
         Self(file)
     }
 
-    /// Makes the device receive a packet, which begins with its IP header, or a frame.
-    pub fn receives(&mut self, packet: &[u8]) {
-        self.0.write_all(packet).unwrap();
+    /// Makes the device receive a frame.
+    pub fn receives(&mut self, frame: &[u8]) {
+        self.0.write_all(frame).unwrap();
     }
 }
