@@ -12,7 +12,7 @@ use std::{future::Future, sync::Arc};
 
 use tokio::{sync::watch, time::Instant};
 
-use crate::model::{Pod, PodId, Resource, TargetResource};
+use crate::model::{Pod, Resource, TargetResource};
 
 /// A source of pods.
 pub trait PodSource {
@@ -23,12 +23,6 @@ pub trait PodSource {
     /// pod may still run. Only the Kubernetes API has objects: a pod that a file no longer lists is not to be mirrored.
     fn deleted(&self) -> Vec<Pod> {
         Vec::new()
-    }
-
-    /// Returns a pod that an earlier agent has tapped, with little more than its id, if its object was deleted before
-    /// this source started. As with [`Self::deleted`], only the Kubernetes API has objects.
-    fn without_object(&self, _id: &PodId) -> Option<Pod> {
-        None
     }
 
     /// The Mirrors and ClusterMirrors at the same moment. Only the Kubernetes API has any.

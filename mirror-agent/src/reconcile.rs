@@ -213,10 +213,7 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
     /// single device only.
     async fn try_round(&mut self, report: &mut Report) -> anyhow::Result<BTreeSet<String>> {
         let listed = self.pods.snapshot();
-        let pods = match &listed {
-            Some(list) => Some(self.with_deleted(list).await?),
-            None => None,
-        };
+        let pods = listed.as_ref().map(|list| self.with_deleted(list)).transpose()?;
         let readers = self.reading.borrow_and_update().clone();
         let (resources, mirror_targets) = (self.pods.resources(), self.pods.targets());
         report.is_listed = pods.is_some();

@@ -128,9 +128,6 @@ pub struct Pod {
     pub host_network: bool,
     /// Path of the pod's network namespace, if the source knows it.
     pub netns: Option<PathBuf>,
-    /// The taps that an earlier agent has installed, if the pod's object was deleted before this agent started. Only
-    /// they show the mirrors of the pod then: its labels and annotations are unknown. Empty for all other pods.
-    pub installed: Vec<Tap>,
 }
 
 /// A set of directions, seen from the pod. Without a pod, seen from the tapped interface.

@@ -11,7 +11,6 @@ mod choice;
 mod coverage;
 mod filters;
 mod inside;
-mod installed;
 mod nics;
 mod policy;
 mod resources;

@@ -51,7 +51,7 @@ use self::{
     object::{PodObject, TOO_LONG},
 };
 use super::{PodSource, SourceState, static_pods::StaticPods};
-use crate::model::{Pod, PodId, Resource, TargetResource};
+use crate::model::{Pod, Resource, TargetResource};
 
 /// The duration of a watch in seconds, after which the server ends it (`timeoutSeconds`). It differs between agents:
 /// otherwise all agents that were disconnected at the same moment would restart their watches together forever.
@@ -233,16 +233,6 @@ impl PodSource for KubePods {
     fn deleted(&self) -> Vec<Pod> {
         let pods = self.pods_of(self.deleted.take());
         self.static_pods.lock().unwrap_or_else(PoisonError::into_inner).settle_deleted(pods)
-    }
-
-    fn without_object(&self, id: &PodId) -> Option<Pod> {
-        // The list also leaves out pods that have ended, although they have an object.
-        if self.pods.get(&ObjectRef::new(&id.name).within(&id.namespace)).is_some() {
-            return None;
-        }
-        let namespace = self.namespaces.get(&ObjectRef::new(&id.namespace));
-        let labels = namespace.map(|namespace| OfNamespace::new(&namespace).labels);
-        Some(Pod { id: id.clone(), namespace_labels: labels.unwrap_or_default(), ..Pod::default() })
     }
 
     fn resources(&self) -> Arc<[Resource]> {

@@ -202,7 +202,6 @@ fn pod(object: Object) -> Result<Option<Pod>, String> {
         inherited: Arc::default(),
         namespace_labels: Arc::default(),
         unread: None,
-        installed: Vec::new(),
     };
     Ok((!has_ended).then_some(pod))
 }

@@ -3,9 +3,6 @@
 //! `kubectl delete --force` deletes the object at once, and the kubelet ends the processes afterwards: a second or two
 //! later, or much later if the kubelet or the runtime hangs. The packets in this time are still the pod's. The pod is
 //! mirrored according to the last state of its object, and to the present state of the Mirrors that select it.
-//!
-//! An agent that has just started does not know the object of such a pod. The taps that the earlier agent has installed
-//! show which mirrors the pod had, so an opt-out that no agent has applied has no effect.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -15,11 +12,9 @@ use std::{
 
 use tokio::time::Instant;
 
-use crate::model::{Pod, PodId, Tap};
+use crate::model::{Pod, PodId};
 
-/// The longest time that a pod stays in force without an object. It begins again when an agent starts, because the time
-/// of the deletion is unknown then. So if the processes never end (the kubelet hangs), each agent keeps the taps for an
-/// hour.
+/// The longest time that a pod stays in force without an object.
 const LONGEST: Duration = Duration::from_secs(60 * 60);
 /// The interval between checks whether its processes have ended. That causes no event.
 pub(super) const LOOK_AGAIN: Duration = Duration::from_secs(1);
@@ -27,43 +22,17 @@ pub(super) const LOOK_AGAIN: Duration = Duration::from_secs(1);
 /// The deleted pods that may still run.
 #[derive(Default)]
 pub(super) struct DeletedPods {
-    /// The UIDs of the pods that were tapped in the last round. `None` before the first list.
-    tapped: Option<BTreeSet<String>>,
-    /// The pods by UID, each with the time of its deletion, or of the start of this agent.
+    /// The UIDs of the pods that were tapped in the last round.
+    tapped: BTreeSet<String>,
+    /// The pods by UID, each with the time of its deletion.
     pods: BTreeMap<String, (Pod, Instant)>,
 }
 
 impl DeletedPods {
-    /// Whether the taps of an earlier agent are known.
-    pub(super) fn has_begun(&self) -> bool {
-        self.tapped.is_some()
-    }
-
-    /// Adds the taps of an earlier agent. `without_object` returns a pod whose object was deleted before this agent
-    /// started; `None` for other pods.
-    pub(super) fn begin(
-        &mut self,
-        taps: impl Iterator<Item = Tap>,
-        without_object: impl Fn(&PodId) -> Option<Pod>,
-        now: Instant,
-    ) {
-        let tapped = self.tapped.get_or_insert_default();
-        for tap in taps {
-            let Some(id) = tap.owner.pod.clone() else { continue };
-            tapped.insert(id.uid.clone());
-            let known = self.pods.remove(&id.uid).map(|(pod, _)| pod);
-            if let Some(mut pod) = known.or_else(|| without_object(&id)) {
-                pod.installed.push(tap);
-                self.pods.insert(id.uid, (pod, now));
-            }
-        }
-    }
-
     /// Adds pods whose objects were deleted. Keeps only tapped pods that are found by their processes.
     pub(super) fn add(&mut self, deleted: Vec<Pod>, now: Instant) {
         for pod in deleted {
-            let is_tapped = self.tapped.as_ref().is_some_and(|tapped| tapped.contains(&pod.id.uid));
-            if pod.netns.is_none() && is_tapped {
+            if pod.netns.is_none() && self.tapped.contains(&pod.id.uid) {
                 self.pods.insert(pod.id.uid.clone(), (pod, now));
             }
         }
@@ -98,10 +67,9 @@ impl DeletedPods {
 
     /// Records which pods the round has tapped, and forgets deleted pods without a tap. Returns whether there were any.
     pub(super) fn note<'a>(&mut self, tapped: impl Iterator<Item = &'a PodId>) -> bool {
-        let tapped: BTreeSet<_> = tapped.map(|pod| pod.uid.clone()).collect();
+        self.tapped = tapped.map(|pod| pod.uid.clone()).collect();
         let before = self.pods.len();
-        self.pods.retain(|uid, _| tapped.contains(uid));
-        self.tapped = Some(tapped);
+        self.pods.retain(|uid, _| self.tapped.contains(uid));
         self.pods.len() < before
     }
 

@@ -26,8 +26,6 @@ use crate::{
 /// The number of times that a round looks at the node while it changes devices. A process of a pod can change devices
 /// forever.
 pub(super) const MOST_LOOKS: usize = 4;
-/// The error if the installed state cannot be read.
-const UNREAD: &str = "cannot read what is installed";
 
 /// The state of the node.
 pub(super) struct Node {
@@ -39,13 +37,8 @@ pub(super) struct Node {
 
 impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
     /// Returns the pods of a list, and the pods that still run although their objects were deleted.
-    pub(super) async fn with_deleted(&mut self, list: &Arc<[Pod]>) -> anyhow::Result<Arc<[Pod]>> {
+    pub(super) fn with_deleted(&mut self, list: &Arc<[Pod]>) -> anyhow::Result<Arc<[Pod]>> {
         let (now, deleted) = (Instant::now(), &mut self.memory.deleted);
-        if !deleted.has_begun() {
-            let actual = self.dataplane.observe().await.context(UNREAD)?;
-            let taps = actual.taps.into_values().filter_map(|installed| installed.tap);
-            deleted.begin(taps, |id| self.pods.without_object(id), now);
-        }
         deleted.add(self.pods.deleted(), now);
         let running = self.links.running(deleted.uids())?;
         Ok(deleted.join(list, &running, now))
@@ -84,7 +77,7 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
         wanted: &[Wanted<'_>],
         captures: &[Capture],
     ) -> anyhow::Result<(Node, Selection)> {
-        let actual = self.dataplane.observe().await.context(UNREAD)?;
+        let actual = self.dataplane.observe().await.context("cannot read what is installed")?;
         if pods.is_none() {
             // Before the devices, so that the snapshot includes the routes and offloads of the installed targets.
             let targets = self.memory.take_installed_targets(&actual);

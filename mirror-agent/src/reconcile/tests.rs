@@ -49,11 +49,6 @@ impl PodSource for Pods {
         std::mem::take(&mut self.3.lock().unwrap())
     }
 
-    fn without_object(&self, id: &PodId) -> Option<Pod> {
-        let has_object = self.0.iter().flatten().any(|pod| pod.id == *id);
-        (!has_object).then(|| Pod { id: id.clone(), ..Pod::default() })
-    }
-
     fn resources(&self) -> Arc<[Resource]> {
         self.1.clone().into()
     }

@@ -15,7 +15,6 @@ use mirror_common::abi::MAX_SESSIONS_PER_TAP;
 use super::{
     BadAnnotation, Capture, Filters, Nics, Policy, Problem, Selected, Skipped, Unasked, Why,
     attachments::{Attachments, Bad},
-    installed,
     resources::{Author, Draft, InQueue, Resources, Selecting, rank},
 };
 pub use crate::annotations::{MIRROR, NICS, OVN_MIRROR, PREFIX};
@@ -124,8 +123,6 @@ struct Asked {
 enum Queued<'r> {
     /// Requested by annotations or by the policy.
     Asked(Asked),
-    /// Installed by an earlier agent, which knew the request.
-    Installed(Box<Result<Draft<'r>, Why>>),
     /// Requested by a resource.
     Resource(Selecting<'r>),
 }
@@ -156,11 +153,6 @@ impl<'a> PodChoice<'_, 'a> {
             selecting.iter().map(|resource| (resource.place(), Queued::Resource(*resource))).collect();
         // Why resources that are not enforced exclude the pod.
         let narrowed = match &self.pod.unread {
-            _ if !self.pod.installed.is_empty() => {
-                let drafts = installed::drafts(self.pod, self.policy).into_iter();
-                queue.extend(drafts.map(|(place, draft)| (place, Queued::Installed(Box::new(draft)))));
-                None
-            }
             Some(problem) if self.policy.annotations => {
                 self.refuse(None, Why::AnnotationsUnread(problem.clone()));
                 Some(Why::AnnotationsUnread(problem.clone()))
@@ -179,7 +171,6 @@ impl<'a> PodChoice<'_, 'a> {
         for ((_, _, mirror), queued) in queue {
             let draft = match queued {
                 Queued::Asked(asked) => self.draft(asked, &own, &inherited),
-                Queued::Installed(draft) => *draft,
                 Queued::Resource(resource) => resource.draft(self.pod, self.policy, narrowed.as_ref()),
             };
             // A mirror with an invalid filter keeps its slot. So a pod never compiles more filters than it has slots.

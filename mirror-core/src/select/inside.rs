@@ -101,10 +101,6 @@ fn lets_in(pod: &Pod, tap: &Tap, policy: &Policy) -> bool {
     if !policy.annotations || tap.sessions.values().any(|session| session.origin == Origin::Enforced) {
         return true;
     }
-    if !pod.installed.is_empty() {
-        // Its annotations are unknown, and have decided before.
-        return pod.installed.iter().any(Tap::is_inside);
-    }
     let said = [&pod.annotations, &*pod.inherited].map(|at| at.get(POD_SIDE_TAPS));
     // An invalid value on the pod does not hide the namespace's value.
     let mut words = said.into_iter().flatten().filter(|word| POD_SIDE_TAPS_WORDS.contains(&word.as_str()));

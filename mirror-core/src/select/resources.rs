@@ -134,16 +134,6 @@ impl Draft<'_> {
 }
 
 impl Read<'_> {
-    /// Whether the resource selects a pod. Without an object there are no labels, but the pod's taps show it.
-    fn selects(&self, pod: &Pod) -> bool {
-        if pod.installed.is_empty() {
-            return self.resource.selects(pod);
-        }
-        let has_session =
-            |mirror: &MirrorId| pod.installed.iter().any(|tap| tap.sessions.contains_key(mirror));
-        self.mirror.as_ref().is_some_and(has_session)
-    }
-
     /// Whether the pod's namespace is allowed to use the target. ClusterMirrors can use all targets.
     fn may_use_target(&self, pod: &Pod, policy: &Policy) -> Result<(), Why> {
         match &self.asks {
@@ -192,7 +182,7 @@ impl<'r> Resources<'r> {
     pub(super) fn selecting(&mut self, pod: &Pod, policy: &Policy) -> Vec<Selecting<'_>> {
         let of = |namespace| self.by_namespace.get(&namespace).into_iter().flatten().copied();
         let candidates = of(None).chain(of(Some(pod.id.namespace.as_str())));
-        let selects = |place: &usize| self.read.get(*place).is_some_and(|read| read.selects(pod));
+        let selects = |place: &usize| self.read.get(*place).is_some_and(|read| read.resource.selects(pod));
         let places: Vec<_> = candidates.filter(selects).collect();
         for place in &places {
             self.pods.entry(*place).or_default().insert(pod.id.clone());

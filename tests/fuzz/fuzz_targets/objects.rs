@@ -34,7 +34,6 @@ fn mirror(resource: Resource) {
         inherited: Default::default(),
         namespace_labels: Default::default(),
         unread: None,
-        installed: Vec::new(),
     };
     let (pods, resources) = ([pod], [resource]);
     let choice = choose(&pods, &resources, &[], &Policy::default(), &mut Filters::default());

@@ -1,20 +1,11 @@
-use mirror_common::verdict::TapKind;
 use proptest::prelude::*;
 
 use super::*;
-use crate::model::Owner;
 
 /// Returns a pod by its number. Two pods have the same name each.
 fn pod(number: usize) -> Pod {
     let (uid, name) = (format!("uid-{number}"), format!("web-{}", number / 2));
     Pod { id: PodId { uid, namespace: "shop".into(), name }, ..Pod::default() }
-}
-
-/// The tap of a pod, as an earlier agent has installed it.
-fn tap(number: usize) -> Tap {
-    let owner = Owner { pod: Some(pod(number).id), ..Owner::default() };
-    let (kind, sessions) = (TapKind::HostVeth, BTreeMap::new());
-    Tap { owner, kind, is_limited: false, exit: None, bridge: None, pod_side: None, sessions }
 }
 
 const PODS: usize = 4;
@@ -44,32 +35,21 @@ fn round() -> impl Strategy<Value = Round> {
 
 proptest! {
     /// A pod without an object counts exactly while all of this has been true since the deletion: it was tapped before,
-    /// it runs, it is tapped, no other pod has its name, and less than an hour has passed. For a pod that an earlier
-    /// agent has tapped, the first round is the time of the deletion.
+    /// it runs, it is tapped, no other pod has its name, and less than an hour has passed.
     #[test]
-    fn a_deleted_pod_counts_while_it_runs(
-        rounds in prop::collection::vec(round(), 1..20), installed: [bool; PODS],
-    ) {
+    fn a_deleted_pod_counts_while_it_runs(rounds in prop::collection::vec(round(), 1..20)) {
         let (mut pods, mut now) = (DeletedPods::default(), Instant::now());
         // The model: the time since which each pod has been without an object.
-        let (mut since, mut before) = ([None; PODS], installed);
+        let (mut since, mut before) = ([None; PODS], [false; PODS]);
         for Round { listed, running, tapped, deleted, minutes } in rounds {
             now += Duration::from_secs(minutes * 60);
             let those = |of: [bool; PODS]| (0..PODS).filter(move |number| of[*number]);
-            let list: Arc<[Pod]> = those(listed).map(pod).collect();
-            if !pods.has_begun() {
-                let without_object = |id: &PodId| {
-                    let has_object = list.iter().any(|pod| pod.id == *id);
-                    (!has_object).then(|| Pod { id: id.clone(), ..Pod::default() })
-                };
-                pods.begin(those(installed).map(tap), without_object, now);
-                since = std::array::from_fn(|number| (installed[number] && !listed[number]).then_some(now));
-            }
             pods.add(those(deleted).map(pod).collect(), now);
+            let list: Arc<[Pod]> = those(listed).map(pod).collect();
             let run = those(running).map(|number| pod(number).id.uid).collect();
             let joined = pods.join(&list, &run, now);
 
-            let mut expected: Vec<_> = list.iter().map(|pod| pod.id.clone()).collect();
+            let mut expected = list.to_vec();
             for number in 0..PODS {
                 if deleted[number] && before[number] {
                     since[number] = Some(now);
@@ -80,11 +60,11 @@ proptest! {
                     running[number] && !other && now - *at < LONGEST && (!listed[number] || is_new)
                 });
                 if since[number].is_some() && !listed[number] {
-                    expected.push(pod(number).id);
+                    expected.push(pod(number));
                 }
                 since[number] = since[number].filter(|_| tapped[number]);
             }
-            prop_assert_eq!(joined.iter().map(|pod| pod.id.clone()).collect::<Vec<_>>(), expected);
+            prop_assert_eq!(&joined[..], &expected[..]);
             pods.note(those(tapped).map(|number| pod(number).id).collect::<Vec<_>>().iter());
             prop_assert_eq!(pods.wait().is_some(), since.iter().any(Option::is_some));
             before = tapped;

@@ -24,13 +24,6 @@ fn delete(world: &mut World) {
     world.pods.3.lock().unwrap().push(pod);
 }
 
-/// Another agent takes over. It has not seen the objects of deleted pods.
-fn restart_with_list(world: &mut World) {
-    let (pods, resources) = (world.pods.0.take(), std::mem::take(&mut world.pods.1));
-    restart(world);
-    (world.pods.0, world.pods.1) = (pods, resources);
-}
-
 #[tokio::test(start_paused = true)]
 async fn a_pod_that_runs_without_an_object_stays_tapped() {
     let mut world = forced().await;
@@ -59,40 +52,6 @@ async fn a_pod_that_never_ends_is_given_up_after_an_hour() {
     run_for(&mut world, 59 * A_MINUTE).await.unwrap();
     assert_eq!(tapped(&world), [11, 12]);
     run_for(&mut world, 2 * A_MINUTE).await.unwrap();
-    assert_eq!(tapped(&world), [11]);
-}
-
-/// The taps show the mirrors of the pod.
-#[tokio::test(start_paused = true)]
-async fn the_next_agent_keeps_the_taps_of_a_pod_that_runs_without_an_object() {
-    for is_hung in [true, false] {
-        let mut world = forced().await;
-        let before = world.dataplane.actual.taps.clone();
-        run_for(&mut world, 2 * A_MINUTE).await.unwrap();
-        restart_with_list(&mut world);
-        run_for(&mut world, 59 * A_MINUTE).await.unwrap();
-        assert_eq!(world.dataplane.actual.taps, before);
-        let report = world.report.borrow().clone();
-        assert_eq!((&report.skipped, &report.failures), (&BTreeSet::new(), &BTreeSet::new()));
-        if is_hung {
-            run_for(&mut world, 2 * A_MINUTE).await.unwrap();
-        } else {
-            world.links.links.pods.remove("uid-2");
-            run_for(&mut world, 2 * gone_look()).await.unwrap();
-        }
-        assert_eq!(tapped(&world), [11], "{is_hung}");
-    }
-}
-
-/// The object was deleted after the list of the new agent, and before its first round.
-#[tokio::test(start_paused = true)]
-async fn the_next_agent_uses_the_object_if_it_has_seen_it() {
-    let mut world = forced().await;
-    let objects = std::mem::take(world.pods.3.get_mut().unwrap());
-    restart_with_list(&mut world);
-    *world.pods.3.get_mut().unwrap() = objects;
-    world.pods.3.get_mut().unwrap()[0].annotations.insert(MIRROR.into(), "false".into());
-    run_for(&mut world, Duration::from_millis(1)).await.unwrap();
     assert_eq!(tapped(&world), [11]);
 }
 
@@ -136,21 +95,16 @@ async fn an_opt_out_just_before_the_deletion_counts() {
 /// Resources that select the pod still count.
 #[tokio::test(start_paused = true)]
 async fn a_mirror_that_is_deleted_ends_for_deleted_pods_too() {
-    for is_replaced in [false, true] {
-        let mut world = world();
-        add_pod(&mut world, 1);
-        let pod = &mut world.pods.0.as_mut().unwrap()[0];
-        (pod.netns, pod.annotations) = (None, BTreeMap::new());
-        world.pods.1 = vec![mirror_all(None)];
-        run_for(&mut world, Duration::from_millis(1)).await.unwrap();
-        delete(&mut world);
-        if is_replaced {
-            restart_with_list(&mut world);
-        }
-        run_for(&mut world, A_MINUTE).await.unwrap();
-        assert_eq!(tapped(&world), [11], "{is_replaced}");
-        world.pods.1.clear();
-        run_for(&mut world, 2 * gone_look()).await.unwrap();
-        assert_eq!(tapped(&world), [0; 0], "{is_replaced}");
-    }
+    let mut world = world();
+    add_pod(&mut world, 1);
+    let pod = &mut world.pods.0.as_mut().unwrap()[0];
+    (pod.netns, pod.annotations) = (None, BTreeMap::new());
+    world.pods.1 = vec![mirror_all(None)];
+    run_for(&mut world, Duration::from_millis(1)).await.unwrap();
+    delete(&mut world);
+    run_for(&mut world, A_MINUTE).await.unwrap();
+    assert_eq!(tapped(&world), [11]);
+    world.pods.1.clear();
+    run_for(&mut world, 2 * gone_look()).await.unwrap();
+    assert_eq!(tapped(&world), [0; 0]);
 }

@@ -98,21 +98,6 @@ fn frames_without_an_ethernet_header_have_no_way_out() {
     assert_eq!((taps, why), (vec![], vec!["eth0 NotEthernet".to_owned()]));
 }
 
-/// The annotations of a pod without an object are unknown.
-#[test]
-fn a_pod_without_an_object_stays_tapped_inside_and_is_not_entered_anew() {
-    let pods = [mk_pod("web", &[(MIRROR, "true")])];
-    let (links, policy) = (node_of(&pods[0], devices()[..1].to_vec()), Policy::default());
-    let choice = choose(&pods, &[], &[], &policy, &mut Filters::default());
-    let tap = select(&choice.wanted, &[], &links, &policy).taps.into_values().next().unwrap();
-    let tapped = (vec!["eth0".to_owned()], vec![]);
-    let refused = (vec![], vec!["eth0 TapsInsideOff".to_owned()]);
-    for (kind, expected) in [(TapKind::PodNic, tapped), (TapKind::HostVeth, refused)] {
-        let pod = Pod { installed: vec![Tap { kind, ..tap.clone() }], ..mk_pod("web", &[]) };
-        assert_eq!(selected_of(pod, &links, &policy), expected, "{kind:?}");
-    }
-}
-
 #[test]
 fn the_agent_and_the_pod_can_refuse_taps_inside() {
     let links = node_of(&mk_pod("web", &[]), devices()[..1].to_vec());
