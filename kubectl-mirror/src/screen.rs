@@ -119,7 +119,8 @@ fn size() -> (usize, usize) {
     size.map_or((usize::MAX, usize::MAX), |(Width(columns), Height(rows))| (rows.into(), columns.into()))
 }
 
-/// Draws a text, and the notes below it, over another one, so that no line is blank meanwhile.
+/// Draws a text, and the notes below it, over another one, so that no line is blank meanwhile. Counts characters of
+/// one column, so a line with wider ones can wrap.
 fn drawn(text: &str, notes: &str, (rows, columns): (usize, usize)) -> String {
     // The last row is for the cursor: a line there would move the first one off the terminal.
     let rows = rows.saturating_sub(1);

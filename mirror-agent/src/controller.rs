@@ -13,7 +13,7 @@ mod tell;
 
 use std::{
     cell::RefCell,
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     fmt::Debug,
     future::Future,
     pin::pin,
@@ -158,10 +158,15 @@ async fn aggregate(client: &Client, holder: &str, metrics: &ControllerMetrics) {
             targets.borrow_mut().complete();
         }
     };
+    let update_sizes = || {
+        let (mirrors, targets) = (mirrors.borrow(), targets.borrow());
+        let stale: BTreeSet<_> = mirrors.stale().chain(targets.stale()).collect();
+        let (nodes, objects) = mirrors.sizes();
+        metrics.knows(nodes, stale.len(), objects);
+    };
     let sizes = async {
         loop {
-            let (nodes, stale, objects) = mirrors.borrow().sizes();
-            metrics.knows(nodes, stale, objects);
+            update_sizes();
             sleep(TICK).await;
         }
     };

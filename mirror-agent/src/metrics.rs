@@ -189,7 +189,7 @@ impl Metrics {
     /// Returns the text of all metrics, with the present values.
     pub fn text(&self) -> anyhow::Result<String> {
         let (now, drops) = (Registry::new(), drops()?);
-        // Locked until the sums are complete: each needs those of the scrape before.
+        // Locked until the sums are gathered: each needs those of the scrape before, and can add series to them.
         let mut scrapes = self.scrapes.lock().unwrap_or_else(PoisonError::into_inner);
         let (read, sums) = &mut *scrapes;
         let (mut readout, rings) = read()?;
@@ -203,8 +203,8 @@ impl Metrics {
         register_recorders(&now, &self.recorders.borrow())?;
         register_report(&now, &self.reports.borrow(), &readout.taps, &mut scrape)?;
         *sums = scrape.now;
-        drop(scrapes);
         let families = [now.gather(), self.counted.gather()].concat();
+        drop(scrapes);
         Ok(TextEncoder::new().encode_to_string(&families)?)
     }
 }

@@ -35,7 +35,7 @@ const SETTLE: Duration = Duration::from_secs(1);
 /// The shortest time between two writes if only counters have changed.
 const COUNTS_PACE: Duration = Duration::from_secs(60);
 /// After this time without a write, a report on a Mirror or MirrorTarget is written again: a third of the time after
-/// which the controller ignores it.
+/// which it is stale.
 const REPEAT: Duration = Duration::from_secs(300);
 /// Interval for checking that the object still exists. The server answers from its cache.
 const LOOK: Duration = Duration::from_secs(30);
@@ -150,16 +150,22 @@ struct Owner {
     /// when it is created again. The agent's token has the old UID until it is renewed, and Kubernetes deletes an
     /// object with such an owner at once. So until then the object has no owner.
     gone: Option<String>,
+    /// The server has told this agent its Node, or that the token names none. Before that, an existing object may lack
+    /// its owner: the server did not answer when the object was created, or an earlier agent has left it without one.
+    has_answer: bool,
 }
 
 impl Owner {
-    /// The owner for an object that is created now.
-    async fn now(&self, client: &Client, node: &str) -> Option<String> {
-        node_uid(client, node).await.filter(|uid| self.gone.as_ref() != Some(uid))
+    /// The owner for an object that is written now.
+    async fn now(&mut self, client: &Client, node: &str) -> Option<String> {
+        let uid = node_uid(client, node).await;
+        self.has_answer = uid.is_ok();
+        uid.ok().flatten().filter(|uid| self.gone.as_ref() != Some(uid))
     }
 }
 
-/// Writes the status with the time, and creates the object first if it does not exist.
+/// Writes the status with the time, and creates the object first if it does not exist. An existing object without an
+/// owner gets one.
 async fn put(client: &Client, node: &str, status: &MirrorNodeStatus, owner: &mut Owner) -> kube::Result<()> {
     let api = Api::<MirrorNode>::all(client.clone());
     let apply = PatchParams::apply(MANAGER).force();
@@ -176,7 +182,7 @@ async fn put(client: &Client, node: &str, status: &MirrorNodeStatus, owner: &mut
         Err(kube::Error::Api(error)) if error.code == 404 => false,
         answer => answer.map(|_| true)?,
     };
-    if is_there && owner.gone.is_none() {
+    if is_there && owner.has_answer && owner.gone.is_none() {
         return Ok(());
     }
     if !is_there {
@@ -189,9 +195,14 @@ async fn put(client: &Client, node: &str, status: &MirrorNodeStatus, owner: &mut
     let reference = |uid: &String| json!({"apiVersion": "v1", "kind": "Node", "name": node, "uid": uid});
     let owners: Vec<_> = uid.iter().map(reference).collect();
     let metadata = json!({ "name": node, "ownerReferences": owners });
-    api.patch(node, &apply, &Patch::Apply(object(metadata))).await?;
+    let answer = api.patch(node, &apply, &Patch::Apply(object(metadata))).await;
+    if is_there && answer.is_err() {
+        // The status is written. Some servers accept another owner only from those with the right to delete the object.
+        return Ok(());
+    }
+    answer?;
     if uid.is_some() {
-        *owner = Owner { uid, gone: None };
+        (owner.uid, owner.gone) = (uid, None);
     }
     match is_there {
         true => Ok(()),
@@ -200,12 +211,12 @@ async fn put(client: &Client, node: &str, status: &MirrorNodeStatus, owner: &mut
 }
 
 /// The UID of the Node, from the token of the agent's pod. With other credentials, the object has no owner.
-async fn node_uid(client: &Client, node: &str) -> Option<String> {
+async fn node_uid(client: &Client, node: &str) -> kube::Result<Option<String>> {
     let api = Api::<SelfSubjectReview>::all(client.clone());
-    let review = api.create(&PostParams::default(), &SelfSubjectReview::default()).await;
-    let extra = review.ok().and_then(|review| review.status?.user_info?.extra).unwrap_or_default();
+    let review = api.create(&PostParams::default(), &SelfSubjectReview::default()).await?;
+    let extra = review.status.and_then(|status| status.user_info?.extra).unwrap_or_default();
     let claim = |word: &str| extra.get(&format!("{NODE_CLAIM}{word}"))?.first().cloned();
-    claim("uid").filter(|_| claim("name").is_some_and(|name| name == node))
+    Ok(claim("uid").filter(|_| claim("name").is_some_and(|name| name == node)))
 }
 
 #[cfg(test)]

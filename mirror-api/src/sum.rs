@@ -4,8 +4,9 @@
 //! from which a condition keeps its time: so the next controller computes the same sums. The pods in a stale report
 //! count as selected and not as covered, because nobody knows what that node copies now.
 //!
-//! A node that was taken over can report what it likes. It can only add to the sums: numbers below zero count as zero, a
-//! node covers no more pods than it selects, sums end at their highest value, and texts are cut.
+//! A node that was taken over can report what it likes. It can keep a condition from being `True`, also by the time of
+//! its report. It can only add to the sums: numbers below zero count as zero, a node covers no more pods than it
+//! selects, sums end at their highest value, and texts are cut.
 
 pub mod target;
 
@@ -100,7 +101,7 @@ pub fn sum<'r>(
     now: &Time,
 ) -> MirrorStatus {
     let (reports, stale) = by_age(asked, reports);
-    let sums = Sums::of(&reports, &stale);
+    let sums = Sums::of(&reports, &stale, now);
     let generations = reports.values().map(|report| report.observed_generation);
     let observed_generation = observed(generations, asked.generation);
     let (accepted, reason) = accepted(asked, &reports, &stale);
@@ -264,18 +265,22 @@ struct Sums<'r> {
 }
 
 impl<'r> Sums<'r> {
-    fn of(reports: &ByNode<'r, MirrorSummary>, stale: &ByNode<'r, MirrorSummary>) -> Self {
+    fn of(reports: &ByNode<'r, MirrorSummary>, stale: &ByNode<'r, MirrorSummary>, now: &Time) -> Self {
         let mut sums = Self::default();
-        // Limits end a mirror without an agent, too.
         for report in reports.values().chain(stale.values()) {
             add(&mut sums.pods.selected, report.pods.selected);
             add(&mut sums.nics, report.nics);
-            add(&mut sums.ended, report.ended.min(report.nics));
             sums.expires = sums.expires.max(report.expiration_time.as_ref());
+        }
+        for report in stale.values() {
+            // Limits end a mirror without an agent, too.
+            let has_expired = report.expiration_time.as_ref().is_some_and(|expires| expires <= now);
+            add(&mut sums.ended, if has_expired { report.nics } else { report.ended.min(report.nics) });
         }
         for (node, report) in reports {
             let selected = report.pods.selected.max(0);
             add(&mut sums.known, selected);
+            add(&mut sums.ended, report.ended.min(report.nics));
             add(&mut sums.pods.covered, report.pods.covered.min(selected));
             add(&mut sums.packets.copied, report.packets.copied);
             add(&mut sums.packets.lost, report.packets.lost);

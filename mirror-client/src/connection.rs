@@ -139,10 +139,9 @@ fn tls(config: &Config) -> anyhow::Result<rustls::ClientConfig> {
 
 /// Whether a user has credentials for which client-go does not run a helper.
 fn has_other(user: &AuthInfo) -> bool {
-    let has_password = user.username.is_some() && user.password.is_some();
     let has_token = user.token.is_some() || user.token_file.is_some();
     let has_certificate = user.client_certificate.is_some() || user.client_certificate_data.is_some();
-    has_password || has_token || has_certificate || user.auth_provider.is_some()
+    user.username.is_some() || has_token || has_certificate || user.auth_provider.is_some()
 }
 
 /// The server in messages: its URL without a path and a password.

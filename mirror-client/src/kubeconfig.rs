@@ -208,7 +208,7 @@ fn replace<T: Clone>(field: &mut Option<T>, by: &Option<T>) {
     }
 }
 
-/// client-go prefers the token file, because it contains the newest token.
+/// client-go prefers the token file, because it contains the newest token, and sends a user name without a password.
 fn check_user(user: &mut AuthInfo) -> anyhow::Result<()> {
     let has_both = [
         ("client-certificate", user.client_certificate.is_some() && user.client_certificate_data.is_some()),
@@ -219,6 +219,9 @@ fn check_user(user: &mut AuthInfo) -> anyhow::Result<()> {
     }
     if user.token_file.is_some() {
         user.token = None;
+    }
+    if user.username.is_some() {
+        user.password.get_or_insert_default();
     }
     // kube's client panics on a token with characters that are invalid in a header.
     let value = serde_json::to_value(&*user)?;

@@ -581,6 +581,15 @@ fn rows() -> Vec<Row> {
             Ok(Seen { authorization: None, has_certificate: true, ..with_token("") }),
         ),
         (
+            "a name without a password, with which a helper is not run",
+            |at| {
+                let mut user = exec("./missing");
+                user["username"] = "me".into();
+                at.config(&json!({}), &user)
+            },
+            Ok(Seen { authorization: Some(format!("Basic {}", base64(b"me:"))), ..with_token("") }),
+        ),
+        (
             "a file with a token, with which a helper is not run",
             |at| {
                 let mut user = exec("./missing");

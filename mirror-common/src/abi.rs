@@ -298,8 +298,9 @@ pub struct Target {
     /// Zero.
     pub reserved: [u8; 2],
     /// With a collector, ifindex of the bridge that the device is a port of; 0: there is none. A packet that leaves a
-    /// pod on this bridge ([`Tap::bridge`]) for the collector's MAC address reaches the collector. Elsewhere, a pod
-    /// could use this address for packets to others, to hide them from the mirrors.
+    /// pod on this bridge ([`Tap::bridge`]) for the collector's MAC address reaches the collector. One that leaves a
+    /// pod elsewhere does not reach it by this bridge: a pod could use this address for packets to others, to hide them
+    /// from the mirrors.
     pub bridge: u32,
     /// With [`TARGET_WHEN_READ`], ifindex of the other end of a veth pair, where copies arrive; 0: there is none. The
     /// programs do not read it.

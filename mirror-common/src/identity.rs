@@ -31,7 +31,7 @@ const SCTP: u8 = 132;
 pub trait Bytes {
     /// `N` words at `offset` bytes after the beginning of the network header. `None`: the packet is too short.
     fn network<const N: usize>(&mut self, offset: u32) -> Option<[u32; N]>;
-    /// The two MAC addresses. `None`: the frame has none.
+    /// The two MAC addresses. `None`: the frame is too short.
     fn macs(&mut self) -> Option<[u32; 3]>;
 }
 

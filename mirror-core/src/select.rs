@@ -297,19 +297,7 @@ fn take(device: Device, tap: Tap, selection: &mut Selection) -> Result<(), Why> 
 /// Such a program uses `bpf_skb_set_tunnel_key`, like `deliver`, and the kernel has a single object per CPU for all
 /// addresses that are set in this way.
 fn is_tunnels(link: &Link) -> bool {
-    const KINDS: [&str; 11] = [
-        "vxlan",
-        "geneve",
-        "gre",
-        "gretap",
-        "ip6gre",
-        "ip6gretap",
-        "erspan",
-        "ip6erspan",
-        "ipip",
-        "ip6tnl",
-        "xfrm",
-    ];
+    const KINDS: [&str; 6] = ["vxlan", "geneve", "gretap", "ip6gretap", "erspan", "ip6erspan"];
     matches!(&link.kind, LinkKind::Other(kind) if KINDS.contains(&kind.as_str()))
 }
 

@@ -48,14 +48,14 @@ fn is_of_collector(skb: *mut __sk_buff, target: &Target, leaves_pod: u32, bridge
     if from != 0 && from == target.ifindex && INSIDE.load() == 0 {
         return true;
     }
-    // Away from the collector's bridge, such a packet does not reach it: only a pod that hides its packets sends it.
+    // Away from the collector's bridge, such a packet does not reach it by this bridge: it may be one that a pod hides.
     if leaves_pod != 0 && (bridge == 0 || bridge != target.bridge || INSIDE.load() != 0) {
         return false;
     }
     let mut receiver = [0_u8; MAC];
     // SAFETY: as above, and the buffer has this length.
     let code = unsafe { bpf_skb_load_bytes(skb.cast(), 0, receiver.as_mut_ptr().cast(), MAC as u32) };
-    // A frame without addresses has no receiver.
+    // A frame that is too short has no receiver.
     code == 0 && receiver == target.collector
 }
 

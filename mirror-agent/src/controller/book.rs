@@ -241,10 +241,15 @@ impl<S: Summed> Book<S> {
         }
     }
 
-    /// The numbers of nodes, of stale reports, and of objects.
-    pub(super) fn sizes(&self) -> (usize, usize, usize) {
-        let stale = self.nodes.values().filter(|node| !node.counts).count();
-        (self.nodes.len(), stale, self.objects.len())
+    /// The numbers of nodes and of objects.
+    pub(super) fn sizes(&self) -> (usize, usize) {
+        (self.nodes.len(), self.objects.len())
+    }
+
+    /// The nodes with a stale report on objects of this book. An agent does not repeat an empty report.
+    pub(super) fn stale(&self) -> impl Iterator<Item = &str> {
+        let stale = self.nodes.iter().filter(|(_, node)| !node.counts && !node.keys.is_empty());
+        stale.map(|(name, _)| name.as_str())
     }
 
     /// Returns the next status to write. If none is due, returns when to call this again: at the latest after
@@ -326,6 +331,7 @@ impl<S: Summed> Book<S> {
 
     /// Aggregates the status of an object, and returns it if it has changed.
     fn sum(&mut self, key: Key, now: Instant, at: Timestamp) -> Option<Write<S>> {
+        let again = now + self.counts_pace();
         let entry = self.objects.get_mut(&key)?;
         (entry.due, entry.looked) = (None, Some(now));
         if std::mem::take(&mut entry.has_news) {
@@ -340,8 +346,13 @@ impl<S: Summed> Book<S> {
         let current = reports.iter().filter(|(.., node)| node.counts);
         // The clock of a node can be ahead.
         let reported = current.filter_map(|(.., node)| node.reported).max().map(|reported| reported.min(at));
-        let stale =
-            reports.iter().filter(|(.., node)| !node.counts).map(|(name, ..)| (*name).to_owned()).collect();
+        let stale = reports.iter().filter(|(.., node)| !node.counts);
+        let stale: BTreeSet<_> = stale.map(|(name, ..)| (*name).to_owned()).collect();
+        if !stale.is_empty() {
+            // A time limit ends a mirror on these nodes, and they do not report it.
+            entry.due = Some(again);
+            self.due.insert((again, key.clone()));
+        }
         let is_left_out = |node: &&Node| node.last().is_some_and(|last| *last < key);
         let left_out = self.nodes.values().filter(is_left_out).count();
         // The API server stores whole seconds.

@@ -3,8 +3,6 @@
 
 #![expect(clippy::unwrap_used, reason = "tests panic")]
 
-use std::collections::BTreeSet;
-
 use serde_json::Value;
 
 use super::*;
@@ -15,6 +13,8 @@ use crate::pods::kube::fake::{self, Reply};
 struct World {
     /// The selected pods in the report of each node.
     nodes: BTreeMap<&'static str, i64>,
+    /// Further MirrorNodes.
+    others: Vec<Value>,
     /// It cannot list MirrorNodes.
     hides_nodes: bool,
     /// Its watches are of a version that it no longer has, so that all kinds are listed again.
@@ -25,6 +25,22 @@ struct World {
     statuses: BTreeMap<String, Value>,
     /// The paths and bodies of all writes, also of those that were denied.
     written: Vec<(String, Value)>,
+}
+
+fn report(name: &str, selected: i64) -> Value {
+    json!({
+        "kind": "Mirror", "namespace": "shop", "name": name, "uid": "1", "observedGeneration": 1,
+        "pods": { "selected": selected, "covered": selected }, "packets": { "copied": 0, "lost": 0 },
+        "nics": selected, "ended": 0,
+    })
+}
+
+fn mirror_node(name: &str, reported: &str, mirrors: &[Value], targets: &[Value]) -> Value {
+    let status = json!({
+        "lastReportTime": reported, "mirrorCount": mirrors.len(), "refusedCount": 0,
+        "pods": { "selected": 0, "covered": 0 }, "mirrors": mirrors, "targets": targets,
+    });
+    json!({ "metadata": { "name": name, "uid": name }, "spec": {}, "status": status })
 }
 
 impl World {
@@ -43,19 +59,8 @@ impl World {
             self.written.push(("events".into(), body["reason"].clone()));
             return Reply::Object(body.clone());
         }
-        let report = |name: &str, selected: i64| {
-            json!({
-                "kind": "Mirror", "namespace": "shop", "name": name, "uid": "1", "observedGeneration": 1,
-                "pods": { "selected": selected, "covered": selected }, "packets": { "copied": 0, "lost": 0 },
-                "nics": selected, "ended": 0,
-            })
-        };
         let node = |(name, selected): (&&str, &i64)| {
-            let status = json!({
-                "lastReportTime": Timestamp::now().to_string(), "mirrorCount": 1, "refusedCount": 0,
-                "pods": { "selected": 0, "covered": 0 }, "mirrors": [report("web", *selected)],
-            });
-            json!({ "metadata": { "name": name, "uid": name }, "spec": {}, "status": status })
+            mirror_node(name, &Timestamp::now().to_string(), &[report("web", *selected)], &[])
         };
         let object = |path: &str| {
             let namespace = path.strip_prefix("namespaces/").and_then(|path| path.split('/').next());
@@ -66,7 +71,7 @@ impl World {
         };
         let items = match kind {
             "mirrornodes" if self.hides_nodes => return Reply::Status(503),
-            "mirrornodes" => self.nodes.iter().map(node).collect(),
+            "mirrornodes" => self.nodes.iter().map(node).chain(self.others.iter().cloned()).collect(),
             "mirrors" => vec![object("namespaces/shop/mirrors/web")],
             "clustermirrors" => return Reply::Status(404),
             "mirrortargets" => vec![object("mirrortargets/ids"), object("mirrortargets/tap")],
@@ -182,6 +187,28 @@ async fn what_a_new_list_lacks_does_not_count_any_more() {
         let mut world = server.world();
         world.forgets = false;
         assert_eq!(selected(&world.written("namespaces/")), [2]);
+    };
+    server.while_running(story).await;
+}
+
+/// An agent without Mirrors and MirrorTargets writes its report once.
+#[tokio::test(start_paused = true)]
+async fn only_a_report_that_an_agent_repeats_becomes_stale() {
+    let (web, ids) = ([report("web", 1)], [json!({ "name": "ids", "uid": "1", "observedGeneration": 1 })]);
+    let old = |name: &str, mirrors: &[Value], targets: &[Value]| {
+        mirror_node(name, "2020-01-01T00:00:00Z", mirrors, targets)
+    };
+    let others = vec![
+        old("both", &web, &ids),
+        old("mirror", &web, &[]),
+        old("target", &[], &ids),
+        old("idle", &[], &[]),
+    ];
+    let server = Server::new(World { nodes: [("one", 2)].into(), others, ..World::default() });
+    let story = async {
+        server.pass(30).await;
+        assert_eq!(server.metric("podmirror_controller_nodes"), "5");
+        assert_eq!(server.metric("podmirror_controller_stale_nodes"), "3");
     };
     server.while_running(story).await;
 }

@@ -2,7 +2,7 @@
 //!
 //! A sum of the present values decreases when a pod ends. Prometheus takes a counter that decreases for one that has
 //! begun at zero again, and would add all of its value. So a sum increases by the differences of its parts to the
-//! scrape before. It ends with its last part, which is the bound for the number of sums.
+//! scrape before. It ends with its last part, so there are at most as many sums as parts.
 
 use std::collections::BTreeMap;
 

@@ -2,6 +2,8 @@
 
 #![expect(clippy::unwrap_used, clippy::panic, reason = "tests panic")]
 
+mod owner;
+
 use std::sync::Mutex;
 
 use mirror_api::{Cut, Packets};
@@ -210,12 +212,10 @@ fn server(sent: &Sent, answer: impl Fn(&str) -> Option<Reply> + Send + Sync + 's
 /// The paths of the writes.
 fn paths(sent: &Sent) -> Vec<String> {
     let mut sent = std::mem::take(&mut *sent.lock().unwrap());
-    sent.retain(|(method, ..)| method != "GET");
+    sent.retain(|(method, ..)| method == "PATCH");
     let short = |path: String| path.trim_start_matches("/apis/podmirror.io/v1alpha1/").to_owned();
     sent.into_iter().map(|(method, path, _)| format!("{method} {}", short(path))).collect()
 }
-
-const STATUS: &str = "PATCH mirrornodes/one/status";
 
 #[tokio::test(start_paused = true)]
 async fn what_changes_is_written_and_not_too_often() {
@@ -292,109 +292,4 @@ async fn a_server_that_takes_nothing_is_asked_less_and_less() {
     sleep(Duration::from_secs(3600)).await;
     let tries = paths(&sent).len();
     assert!((10..=20).contains(&tries), "{tries} in an hour");
-}
-
-#[tokio::test]
-async fn an_object_that_is_missing_is_made_with_its_node_as_the_owner() {
-    for (name, owners) in [("one", 1), ("other", 0)] {
-        let sent = Sent::default();
-        let is_made = Mutex::new(false);
-        let client = server(&sent, move |path| {
-            let mut is_made = is_made.lock().unwrap();
-            let extra = json!({
-                "authentication.kubernetes.io/node-name": [name],
-                "authentication.kubernetes.io/node-uid": ["7"],
-            });
-            if path.contains("selfsubjectreviews") {
-                return Some(Reply::Object(
-                    json!({"metadata": {}, "status": {"userInfo": {"extra": extra}}}),
-                ));
-            }
-            let is_missing = path.ends_with("/status") && !*is_made;
-            *is_made |= !path.ends_with("/status");
-            is_missing.then_some(Reply::Status(404))
-        });
-        let mut owner = Owner::default();
-        put(&client, "one", &MirrorNodeStatus::default(), &mut owner).await.unwrap();
-        let made = sent.lock().unwrap()[2].2.clone();
-        assert_eq!(made["metadata"]["ownerReferences"].as_array().unwrap().len(), owners, "{made}");
-        assert_eq!(made.get("status"), None);
-        let review = "POST /apis/authentication.k8s.io/v1/selfsubjectreviews";
-        assert_eq!(paths(&sent), [STATUS, review, "PATCH mirrornodes/one", STATUS]);
-        put(&client, "one", &MirrorNodeStatus::default(), &mut owner).await.unwrap();
-        assert_eq!(paths(&sent), [STATUS]);
-    }
-}
-
-/// A Node, its MirrorNode with its owners, and the UID of the Node in the agent's token.
-#[derive(Default)]
-struct Cluster {
-    node: &'static str,
-    token: &'static str,
-    object: Option<Vec<String>>,
-}
-
-impl Cluster {
-    fn answer(&mut self, request: &http::Request<()>, body: &Value) -> Reply {
-        let path = request.uri().path();
-        if path.contains("selfsubjectreviews") {
-            let extra = json!({
-                "authentication.kubernetes.io/node-name": ["one"],
-                "authentication.kubernetes.io/node-uid": [self.token],
-            });
-            return Reply::Object(json!({"metadata": {}, "status": {"userInfo": {"extra": extra}}}));
-        }
-        if !path.ends_with("/status") && request.method() == "PATCH" {
-            let owners = body["metadata"]["ownerReferences"].as_array().unwrap();
-            self.object = Some(owners.iter().map(|of| of["uid"].as_str().unwrap().to_owned()).collect());
-        }
-        let reply = match self.object {
-            Some(_) => Reply::Object(json!({
-                "apiVersion": "podmirror.io/v1alpha1", "kind": "MirrorNode", "metadata": {"name": "one"},
-            })),
-            None => Reply::Status(404),
-        };
-        // After the answer, the garbage collector deletes an object whose owner does not exist.
-        if path.ends_with("/status") && self.object.iter().flatten().any(|owner| owner != self.node) {
-            self.object = None;
-        }
-        reply
-    }
-}
-
-/// The Node has another UID then, and the token of the agent has the old one for a while.
-#[tokio::test(start_paused = true)]
-async fn a_node_that_comes_back_has_its_report_soon() {
-    let cluster = Arc::new(Mutex::new(Cluster { node: "1", token: "1", object: None }));
-    let of_server = Arc::clone(&cluster);
-    let client =
-        fake::client_with_bodies(move |request, body| of_server.lock().unwrap().answer(request, body));
-    let (reports, reader) = watch::channel(Arc::<Report>::default());
-    tokio::spawn(write_with(client, "one".into(), reader, || Ok(Counts::default())));
-    reports.send_replace(report(vec![mirror("a", 1)]));
-    let after = async |seconds| {
-        sleep(Duration::from_secs(seconds)).await;
-        cluster.lock().unwrap().object.clone()
-    };
-    assert_eq!(after(1).await, Some(vec!["1".to_owned()]));
-    {
-        let mut cluster = cluster.lock().unwrap();
-        (cluster.node, cluster.object) = ("2", None);
-    }
-    assert_eq!(after(LOOK.as_secs() + 1).await, Some(vec![]), "without an owner that is not there");
-    assert_eq!(after(3600).await, Some(vec![]));
-    cluster.lock().unwrap().token = "2";
-    assert_eq!(after(REPEAT.as_secs() + 60).await, Some(vec!["2".to_owned()]));
-    // The next agent starts with a token from before.
-    let (_reports, reader) = watch::channel(report(vec![mirror("a", 1)]));
-    {
-        let mut cluster = cluster.lock().unwrap();
-        (cluster.node, cluster.object) = ("3", None);
-    }
-    let of_server = Arc::clone(&cluster);
-    let client =
-        fake::client_with_bodies(move |request, body| of_server.lock().unwrap().answer(request, body));
-    drop(reports);
-    tokio::spawn(write_with(client, "one".into(), reader, || Ok(Counts::default())));
-    assert_eq!(after(2 * LOOK.as_secs() + 61).await, Some(vec![]));
 }

@@ -161,6 +161,21 @@ fn it_has_ended_when_its_limits_have_ended_it_everywhere() {
     assert_eq!(value(&all, READY), ("False", "LimitReached", "a limit has been reached on every NIC"));
 }
 
+/// Its agent is dead. The programs on the node end the mirror without it.
+#[test]
+fn a_time_limit_ends_a_mirror_on_a_node_with_a_stale_report() {
+    let with = |ended| MirrorSummary { ended, expiration_time: Some(at(30)), ..report(2, 2) };
+    let reports = [("one", with(2)), ("two", with(0))];
+    let ended = |stale: &[&str], second| {
+        let asked = Asked { stale: stale.iter().map(|node| (*node).to_owned()).collect(), ..asked() };
+        let reports = reports.iter().map(|(node, report)| (*node, report));
+        value(&sum(&asked, reports, None, &at(second)), ENDED).2.to_owned()
+    };
+    let [partly, all] = ["on 2 of 4 NICs", "on every NIC"].map(|on| format!("a limit has been reached {on}"));
+    assert_eq!([29, 30].map(|second| ended(&["two"], second)), [partly.clone(), all]);
+    assert_eq!(ended(&[], 30), partly, "a current report says it itself");
+}
+
 #[test]
 fn a_condition_keeps_its_time_as_long_as_it_keeps_its_value() {
     let first = of(&[("one", report(2, 2))]);

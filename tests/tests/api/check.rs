@@ -80,7 +80,8 @@ fn check_finds_what_the_chart_has_installed() {
     assert_eq!(found(&report, "agents")[0], ("OK", "1 agent ready on 1 node"), "{report:#}");
     let version = format!("all agents have {0}, this plugin has {0}", env!("CARGO_PKG_VERSION"));
     assert_eq!(found(&report, "versions"), [("OK", version.as_str())]);
-    assert_eq!(found(&report, "reports"), [("WARN", format!("no MirrorNode of {node}").as_str())]);
+    // The second finding can be stale reports of other stories' nodes.
+    assert_eq!(found(&report, "reports")[0], ("WARN", format!("no MirrorNode of {node}").as_str()));
     assert_eq!(found(&report, "controller"), [("OK", "1 available")]);
     // No kubelet runs that could execute the command.
     let failures = found(&report, "failures");

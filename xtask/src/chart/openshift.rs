@@ -47,7 +47,8 @@ fn fits(objects: &[Value]) -> Result<()> {
     let others = objects.iter().filter(|object| object["kind"] == "Pod").map(|object| &object["spec"]);
     let others = others.filter(|pod| pod["serviceAccountName"] == account);
     let pods: Vec<&Value> = others.chain([agent]).collect();
-    let containers: Vec<&Value> = pods.iter().flat_map(|pod| items(&pod["containers"])).collect();
+    let lists = pods.iter().flat_map(|pod| [&pod["initContainers"], &pod["containers"]]);
+    let containers: Vec<&Value> = lists.flat_map(items).collect();
     let contexts: Vec<&Value> = containers.iter().map(|container| &container["securityContext"]).collect();
 
     let volumes = pods.iter().flat_map(|pod| items(&pod["volumes"])).filter_map(Value::as_object);
@@ -118,6 +119,7 @@ mod tests {
         let pod = json!({
             "serviceAccountName": "agents", "hostNetwork": true, "hostPID": true,
             "volumes": [{ "name": "run", "hostPath": { "path": "/run" } }, { "name": "empty", "emptyDir": {} }],
+            "initContainers": [container(&[])],
             "containers": [container(&["NET_ADMIN"]), container(&["BPF"])],
         });
         json!([
@@ -163,6 +165,11 @@ mod tests {
             ("/0/allowPrivilegeEscalation", json!(true), "allowPrivilegeEscalation is true"),
             (
                 "/1/spec/template/spec/containers/1/securityContext/privileged",
+                json!(true),
+                "allowPrivilegedContainer is false, and true would fit",
+            ),
+            (
+                "/1/spec/template/spec/initContainers/0/securityContext/privileged",
                 json!(true),
                 "allowPrivilegedContainer is false, and true would fit",
             ),

@@ -154,11 +154,17 @@ fn reports(reports: &[MirrorNode], facts: &Facts, by_node: &Agents) -> Vec<Findi
             refusing.push(node);
         }
     }
+    let orphaned = reports.iter().filter(|(node, of)| !by_node.contains_key(*node) && is_stale(of, facts));
+    let orphaned: Vec<_> = orphaned.map(|(node, _)| node).collect();
     let log = format!("see the logs of their agents: kubectl -n {} logs", facts.agents);
     let old = "the reports of these nodes are too old, or from the future:";
+    let no_agent = "these nodes have a stale report and no agent:";
+    let remove =
+        "run agents there, or clean up the mirrors and delete the MirrorNodes: see docs/resources.md";
     let problems = [
         Finding::about("reports", "no MirrorNode of", &missing, &log),
         Finding::about("reports", old, &stale, &format!("check the clocks of these nodes; {log}")),
+        Finding::about("reports", no_agent, &orphaned, remove),
         Finding::about("reports", "Mirrors are refused on", &refusing, "kubectl mirror status -A says why"),
     ];
     if ready == 0 {

@@ -154,6 +154,10 @@ fn reports_that_are_missing_or_old_are_told() {
         Level::Ok,
         "there is nothing to repeat"
     );
+    // Two nodes without an agent.
+    let (dead, idle) = (report("c", old, 0, &["m"]), report("d", old, 0, &[]));
+    let told_dead = told(Level::Warn, "these nodes have a stale report and no agent: c");
+    assert_eq!(with(&[fresh.clone(), report("b", NOW, 0, &["m"]), dead, idle]), [told_dead]);
     assert_eq!(with(&[fresh, report("b", NOW, 2, &["m"])]), [told(Level::Warn, "Mirrors are refused on b")]);
     assert_eq!(only(&Facts { reports: refused(), ..facts() }, "reports").0, Level::Warn);
     // An older server has no reports and no controller.
