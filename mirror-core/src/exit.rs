@@ -79,12 +79,12 @@ pub fn needed(
     installed: &BTreeMap<Device, ActualTap>,
     policy: &Policy,
 ) -> BTreeSet<NetnsId> {
-    let is_inside = |tap: &&Tap| tap.is_inside();
+    let is_inside = |tap: &&Tap| tap.head.is_inside();
     let wanted = wanted.values().filter(is_inside);
     let wanted = wanted.filter(|tap| needs_exit(tap, policy));
     let installed = installed.values().filter_map(|installed| installed.tap.as_ref()).filter(is_inside);
-    let installed = installed.filter(|tap| tap.exit.is_some());
-    wanted.chain(installed).map(|tap| tap.owner.netns).collect()
+    let installed = installed.filter(|tap| tap.head.exit.is_some());
+    wanted.chain(installed).map(|tap| tap.head.owner.netns).collect()
 }
 
 /// Falls back to the node side for taps whose relay device could not be created, so that at least the packets there are
@@ -95,11 +95,13 @@ pub fn stay_without(
     installed: &BTreeMap<Device, ActualTap>,
     policy: &Policy,
 ) {
-    for (device, tap) in taps.iter_mut().filter(|(_, tap)| tap.pod_side.is_some() && tap.exit.is_none()) {
+    for (device, tap) in
+        taps.iter_mut().filter(|(_, tap)| tap.head.pod_side.is_some() && tap.head.exit.is_none())
+    {
         let stands = installed.get(device).and_then(|installed| installed.tap.as_ref());
-        let is_there = stands.is_some_and(|stands| stands.pod_side() == tap.pod_side());
+        let is_there = stands.is_some_and(|stands| stands.head.pod_side() == tap.head.pod_side());
         if needs_exit(tap, policy) && !is_there {
-            tap.pod_side = None;
+            tap.head.pod_side = None;
         }
     }
 }

@@ -106,7 +106,7 @@ pub fn of_taps(desired: &Desired, actual: &Actual) -> Vec<Skipped> {
             continue;
         }
         for direction in Direction::ALL {
-            let (at, program) = tap.hook(*device, direction);
+            let (at, program) = tap.head.hook(*device, direction);
             let installed = actual.taps.get(&at).into_iter().flat_map(|installed| &installed.hidden);
             let of_hook = installed.filter(|(hook, _)| *hook == program.hook());
             let mut sessions = tap.sessions.values();
@@ -114,8 +114,8 @@ pub fn of_taps(desired: &Desired, actual: &Actual) -> Vec<Skipped> {
                 continue;
             }
             skipped.extend(of_hook.map(|(_, hidden)| Skipped {
-                pod: tap.owner.pod.clone(),
-                nic: Some(tap.owner.nic.clone()),
+                pod: tap.head.owner.pod.clone(),
+                nic: Some(tap.head.owner.nic.clone()),
                 mirror: None,
                 why: Why::Hidden(direction, hidden.clone()),
             }));
@@ -124,7 +124,7 @@ pub fn of_taps(desired: &Desired, actual: &Actual) -> Vec<Skipped> {
         for (mirror, session) in cut {
             let ifindex = desired.targets.get(&session.target).and_then(|target| target.ifindex());
             let Some(hidden) = ifindex.and_then(|ifindex| actual.passed_by.get(&ifindex)) else { continue };
-            let (pod, nic) = (tap.owner.pod.clone(), Some(tap.owner.nic.clone()));
+            let (pod, nic) = (tap.head.owner.pod.clone(), Some(tap.head.owner.nic.clone()));
             let mirror = Some(mirror.clone()).filter(|mirror| *mirror != MirrorId::default());
             let why = Why::Uncut(session.target.clone(), hidden.clone());
             skipped.push(Skipped { pod, nic, mirror, why });

@@ -20,10 +20,10 @@ pub use self::{
     },
     mirror::{
         Desired, DeviceTarget, Form, MacAddress, Origin, Owner, Place, PodSide, Readable, RingId, Session,
-        Tap, Target,
+        Tap, TapHead, Target,
     },
     name::{MirrorId, Name, TargetName},
-    op::{Op, TapHead},
+    op::Op,
     resource::{Operator, Request, Requirement, Resource, ResourceId, Selector, Stream, TargetResource},
 };
 use crate::networks::Networks;

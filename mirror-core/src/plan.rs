@@ -94,7 +94,7 @@ pub fn plan(desired: &Desired, actual: &Actual) -> Plan {
 pub fn stay_ended(wanted: &mut BTreeMap<Device, Tap>, actual: &Actual) {
     for (device, tap) in wanted {
         let Some(installed) = actual.taps.get(device) else { continue };
-        let before = installed.tap.as_ref().filter(|before| before.owner.is_same(&tap.owner));
+        let before = installed.tap.as_ref().filter(|before| before.head.owner.is_same(&tap.head.owner));
         for mirror in installed.ended.keys() {
             let before = before.and_then(|before| before.sessions.get(mirror));
             if let (Some(before), Some(session)) = (before, tap.sessions.get_mut(mirror))
@@ -142,7 +142,7 @@ fn cuts(name: &TargetName, target: &Target, actual: &Actual) -> bool {
 fn remove(wanted: &BTreeMap<Device, Tap>, actual: &Actual, ops: &mut Vec<Op>) {
     for (device, installed) in &actual.taps {
         let Some(tap) = &installed.tap else { continue };
-        match wanted.get(device).filter(|wanted| tap.owner.is_same(&wanted.owner)) {
+        match wanted.get(device).filter(|wanted| tap.head.owner.is_same(&wanted.head.owner)) {
             None => ops.push(Op::RemoveTap(*device)),
             Some(wanted) => {
                 let (gone, _) = leaving(tap, wanted);
@@ -163,7 +163,7 @@ fn leaving<'a>(tap: &'a Tap, wanted: &Tap) -> (Vec<&'a MirrorId>, Vec<&'a Mirror
 
 /// Detaches the programs from hooks that no tap needs.
 fn detach(wanted: &BTreeMap<Device, Tap>, actual: &Actual, ops: &mut Vec<Op>) {
-    let hooks: BTreeSet<_> = wanted.iter().flat_map(|(device, tap)| tap.hooks(*device)).collect();
+    let hooks: BTreeSet<_> = wanted.iter().flat_map(|(device, tap)| tap.head.hooks(*device)).collect();
     for (device, installed) in &actual.taps {
         let attached =
             Program::TAP.into_iter().filter(|program| installed.state(*program) != HookState::Absent);
@@ -175,9 +175,9 @@ fn detach(wanted: &BTreeMap<Device, Tap>, actual: &Actual, ops: &mut Vec<Op>) {
 /// Adds the ops for one wanted tap. `beside`: the tables have room for the sessions of before and after.
 fn add(device: Device, wanted: &Tap, actual: &Actual, beside: bool, ops: &mut Vec<Op>) {
     let entry = actual.taps.get(&device).and_then(|installed| installed.tap.as_ref());
-    let entry = entry.filter(|tap| tap.owner.is_same(&wanted.owner));
-    if entry.map(TapHead::from) != Some(TapHead::from(wanted)) {
-        ops.push(Op::PutTap(device, Box::new(wanted.into())));
+    let entry = entry.filter(|tap| tap.head.owner.is_same(&wanted.head.owner));
+    if entry.is_none_or(|tap| tap.head != wanted.head) {
+        ops.push(Op::PutTap(device, Box::new(wanted.head.clone())));
     }
     let (_, replaced) = entry.map(|tap| leaving(tap, wanted)).unwrap_or_default();
     let most = wanted.sessions.len() + replaced.len();
@@ -200,7 +200,7 @@ fn add(device: Device, wanted: &Tap, actual: &Actual, beside: bool, ops: &mut Ve
             installed.state(*program) != HookState::Current && !installed.lacks_hook(*program)
         })
     };
-    ops.extend(wanted.hooks(device).filter(is_missing).map(|(at, program)| Op::Attach(at, program)));
+    ops.extend(wanted.head.hooks(device).filter(is_missing).map(|(at, program)| Op::Attach(at, program)));
 }
 
 /// The failed ops of a plan, and the ops that must not be tried after them.
@@ -224,7 +224,7 @@ impl Failures {
     /// No failures yet, for the ops of a plan for this state.
     pub fn none(ops: &[Op], actual: &Actual) -> Self {
         let installed =
-            actual.taps.iter().filter_map(|(device, of)| Some((of.tap.as_ref()?.pod_side()?, *device)));
+            actual.taps.iter().filter_map(|(device, of)| Some((of.tap.as_ref()?.head.pod_side()?, *device)));
         let put = ops.iter().filter_map(|op| match op {
             Op::PutTap(device, head) => Some((head.pod_side()?, *device)),
             _ => None,
@@ -319,14 +319,13 @@ pub fn apply(actual: &mut Actual, op: &Op) -> Result<(), &'static str> {
         Op::PutTap(device, head) => {
             let tap = &mut actual.taps.entry(*device).or_default().tap;
             match tap {
-                Some(tap) if !tap.owner.is_same(&head.owner) => {
+                Some(tap) if !tap.head.owner.is_same(&head.owner) => {
                     return Err("the device is tapped for another owner");
                 }
                 _ => {}
             }
             let sessions = tap.take().map(|tap| tap.sessions).unwrap_or_default();
-            let TapHead { owner, kind, is_limited, exit, bridge, pod_side } = *head.clone();
-            *tap = Some(Tap { owner, kind, is_limited, exit, bridge, pod_side, sessions });
+            *tap = Some(Tap { head: TapHead::clone(head), sessions });
         }
         Op::RemoveTap(device) => change(actual, *device, |installed| {
             installed.tap = None;

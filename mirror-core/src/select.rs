@@ -46,7 +46,7 @@ pub use self::{
 use crate::{
     destination::Destination,
     exit, mirror_iface,
-    model::{Device, Link, LinkKind, LinkSnapshot, MirrorId, Origin, Owner, PodId, Session, Tap},
+    model::{Device, Link, LinkKind, LinkSnapshot, MirrorId, Origin, Owner, PodId, Session, Tap, TapHead},
 };
 
 /// Maximum number of tapped NICs per pod: first those that annotations name, then those with the lowest indexes. Root
@@ -138,15 +138,9 @@ fn interface_tap(name: &str, policy: &Policy) -> Tap {
         asked: 0,
         key: None,
     };
-    Tap {
-        owner: Owner::of_interface(name),
-        kind: TapKind::Interface,
-        is_limited: policy.limits.is_limited(),
-        exit: None,
-        bridge: None,
-        pod_side: None,
-        sessions: [(MirrorId::default(), session)].into(),
-    }
+    let head = TapHead::new(Owner::of_interface(name), TapKind::Interface);
+    let head = TapHead { is_limited: policy.limits.is_limited(), ..head };
+    Tap { head, sessions: [(MirrorId::default(), session)].into() }
 }
 
 /// Adds the taps of one pod: one for each of its NICs.
@@ -219,28 +213,23 @@ fn select_pod(wanted: &Wanted<'_>, links: &LinkSnapshot, policy: &Policy, select
             skip(None, Why::TooManyNics, selection);
             break;
         }
-        let tap = |kind, link: &Link| Tap {
-            owner: Owner {
+        let tap = |kind, link: &Link| {
+            let owner = Owner {
                 pod: Some(pod.id.clone()),
                 netns: inside.netns,
                 nic: nic.name.clone(),
                 network: network.map(str::to_owned),
                 device: link.name.clone(),
-            },
-            kind,
-            is_limited: policy.limits.is_limited(),
-            exit: None,
-            bridge: None,
-            pod_side: None,
-            sessions: sessions.clone(),
+            };
+            let is_limited = policy.limits.is_limited();
+            Tap { head: TapHead { is_limited, ..TapHead::new(owner, kind) }, sessions: sessions.clone() }
         };
         let result = match host_end {
             Some(link) => claim(link, tap(TapKind::HostVeth, link), links, policy, selection),
             None if is_tapped_inside => {
                 let device = Device::in_pod(inside.netns, nic.ifindex);
-                let tap = tap(TapKind::PodNic, nic);
-                let exit = exit::of(inside, links).filter(|_| exit::needs_exit(&tap, policy));
-                let tap = Tap { exit, ..tap };
+                let mut tap = tap(TapKind::PodNic, nic);
+                tap.head.exit = exit::of(inside, links).filter(|_| exit::needs_exit(&tap, policy));
                 inside::refusal(nic, &tap, pod, policy).map_or_else(|| take(device, tap, selection), Err)
             }
             None => Err(Why::NoHostInterface(kind_name(&nic.kind).to_owned())),
@@ -255,7 +244,7 @@ fn select_pod(wanted: &Wanted<'_>, links: &LinkSnapshot, policy: &Policy, select
 /// conflicts with a mirror interface.
 fn claim(
     link: &Link,
-    tap: Tap,
+    mut tap: Tap,
     links: &LinkSnapshot,
     policy: &Policy,
     selection: &mut Selection,
@@ -274,7 +263,8 @@ fn claim(
     if is_tunnels(link) && tap.sessions.values().any(|session| is_to_tunnel(session, policy)) {
         return Err(Why::TunnelInTunnel(kind_name(&link.kind).to_owned()));
     }
-    take(Device::on_node(link.ifindex), Tap { bridge: links.bridge_of(link), ..tap }, selection)
+    tap.head.bridge = links.bridge_of(link);
+    take(Device::on_node(link.ifindex), tap, selection)
 }
 
 fn is_to_tunnel(session: &Session, policy: &Policy) -> bool {
@@ -284,8 +274,8 @@ fn is_to_tunnel(session: &Session, policy: &Policy) -> bool {
 fn take(device: Device, tap: Tap, selection: &mut Selection) -> Result<(), Why> {
     match selection.taps.get(&device) {
         // The interface was named twice.
-        Some(taken) if taken.owner == tap.owner => Ok(()),
-        Some(taken) => Err(Why::TappedFor(taken.owner.pod.clone().unwrap_or_default())),
+        Some(taken) if taken.head.owner == tap.head.owner => Ok(()),
+        Some(taken) => Err(Why::TappedFor(taken.head.owner.pod.clone().unwrap_or_default())),
         None => {
             selection.taps.insert(device, tap);
             Ok(())

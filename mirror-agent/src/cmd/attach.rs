@@ -42,7 +42,7 @@ pub async fn attach(args: AttachArgs) -> anyhow::Result<()> {
         ..Policy::default()
     };
     let is_left = |installed: &Actual| {
-        installed.taps.values().any(|tap| tap.tap.as_ref().is_some_and(|tap| tap.owner.pod.is_some()))
+        installed.taps.values().any(|tap| tap.tap.as_ref().is_some_and(|tap| tap.head.owner.pod.is_some()))
     };
     let work = async {
         info!("mirroring until Ctrl-C");

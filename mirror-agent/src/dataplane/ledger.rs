@@ -274,8 +274,7 @@ mod tests {
         let mark = ledger.mark(device, &mirror, target, session.settings.snaplen);
         let pod_meter = ledger.pod_meter(device, &owner).unwrap();
         let namespace_meter = owner.pod.as_ref().and_then(|pod| ledger.namespace_meter(&pod.namespace));
-        let kind = TapKind::HostVeth;
-        let head = TapHead { owner, kind, is_limited: false, exit: None, bridge: None, pod_side: None };
+        let head = TapHead::new(owner, TapKind::HostVeth);
         let entry = Entry { head, pod_meter, namespace_meter, sessions: BTreeMap::new() };
         let sessions = &mut ledger.taps.entry(device).or_insert(entry).sessions;
         sessions.insert(mirror, Placed { session, id, settings: id, serial: 0, target, filter, mark });

@@ -94,9 +94,8 @@ pub struct TapEntry {
 impl TapEntry {
     /// Returns the tap as a type of the model.
     pub fn tap(&self) -> Tap {
-        let TapHead { owner, kind, is_limited, exit, bridge, pod_side } = self.head.clone();
         let sessions = self.sessions.iter().map(|(mirror, entry)| (mirror.clone(), entry.session.clone()));
-        Tap { owner, kind, is_limited, exit, bridge, pod_side, sessions: sessions.collect() }
+        Tap { head: self.head.clone(), sessions: sessions.collect() }
     }
 
     /// The sessions with an exhausted budget.

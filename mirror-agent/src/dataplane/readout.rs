@@ -163,7 +163,7 @@ impl Reader {
                     misfits,
                 });
             }
-            let pod_side = head.pod_side().filter(|_| head.pod_side.is_some_and(|side| side.sees));
+            let pod_side = head.pod_side().filter(|_| head.sees_inside());
             taps.push(TapReadout { device, pod_side, owner: head.owner, sessions });
         }
         Ok(Readout {

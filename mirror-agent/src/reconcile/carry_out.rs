@@ -120,5 +120,5 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
 fn is_new_tap(op: &Op, actual: &Actual) -> bool {
     let Op::PutTap(device, head) = op else { return false };
     let installed = actual.taps.get(device).and_then(|installed| installed.tap.as_ref());
-    installed.is_none_or(|installed| !installed.owner.is_same(&head.owner))
+    installed.is_none_or(|installed| !installed.head.owner.is_same(&head.owner))
 }

@@ -114,14 +114,14 @@ impl Watch {
     ) {
         let at = self.began.elapsed();
         let (mut of_pods, mut before) = (BTreeMap::new(), std::mem::take(&mut self.nics));
-        for (device, tap) in desired.taps.iter().filter(|(_, tap)| tap.owner.pod.is_some()) {
+        for (device, tap) in desired.taps.iter().filter(|(_, tap)| tap.head.owner.pod.is_some()) {
             let place = place(*device, tap, links);
             let same = before.remove(device).filter(|watched| {
-                watched.owner.is_same(&tap.owner) && (place.is_none() || watched.place == place)
+                watched.owner.is_same(&tap.head.owner) && (place.is_none() || watched.place == place)
             });
             let entry = actual.taps.get(device).and_then(|installed| installed.tap.as_ref());
-            let is_done = !incomplete.contains(device) || entry.is_some_and(Tap::sees_inside);
-            let sees_inside = tap.pod_side().is_some_and(|nic| is_done && !coming.contains(&nic));
+            let is_done = !incomplete.contains(device) || entry.is_some_and(|tap| tap.head.sees_inside());
+            let sees_inside = tap.head.pod_side().is_some_and(|nic| is_done && !coming.contains(&nic));
             let tells = |direction| {
                 // These packets pass a tap at the NIC itself.
                 direction == Direction::Egress || shows_redirects || !device.is_on_node() || sees_inside
@@ -138,8 +138,8 @@ impl Watch {
             for direction in Direction::ALL {
                 let (at_device, program) = match direction {
                     // The node side sees these packets until the pod side does, and again while the pod side cannot.
-                    Direction::Ingress if !sees_inside => tap.own_hook(*device, direction),
-                    _ => tap.hook(*device, direction),
+                    Direction::Ingress if !sees_inside => tap.head.own_hook(*device, direction),
+                    _ => tap.head.hook(*device, direction),
                 };
                 let hook = at_hook(actual.taps.get(&at_device), program, incomplete.contains(device));
                 judges[direction as usize].hook(hook, at);
@@ -147,7 +147,7 @@ impl Watch {
             for (judge, kind) in judges.iter_mut().zip(kinds(*device, tap, links).into_iter().flatten()) {
                 judge.kind(kind, at);
             }
-            of_pods.insert(*device, Watched { owner: tap.owner.clone(), place, sees_inside, judges });
+            of_pods.insert(*device, Watched { owner: tap.head.owner.clone(), place, sees_inside, judges });
         }
         self.nics = of_pods;
         self.due = match self.nics.is_empty() {
@@ -232,7 +232,7 @@ impl Watch {
                 let judge = &watched.judges[direction as usize];
                 let State::Bypassed(way) = judge.state() else { continue };
                 let changes_side =
-                    direction == Direction::Ingress && tap.pod_side.is_some() && !watched.sees_inside;
+                    direction == Direction::Ingress && tap.head.pod_side.is_some() && !watched.sees_inside;
                 if changes_side && self.began.elapsed().saturating_sub(judge.since()) < CHANGE {
                     continue;
                 }
@@ -244,7 +244,7 @@ impl Watch {
                 let is_of_captures = |mirror: &MirrorId| mirror.0.is_capture();
                 let only = is_of_captures(first) && mirrors.all(is_of_captures);
                 let mirror = only.then(|| first.clone());
-                let (pod, nic) = (tap.owner.pod.clone(), Some(tap.owner.nic.clone()));
+                let (pod, nic) = (tap.head.owner.pod.clone(), Some(tap.head.owner.nic.clone()));
                 skipped.push(Skipped { pod, nic, mirror, why: Why::Bypassed(direction, way) });
             }
         }
@@ -262,7 +262,7 @@ fn place(device: Device, tap: &Tap, links: &LinkSnapshot) -> Option<NicPlace> {
             end: Some(device.ifindex),
         });
     }
-    let inside = links.pods.get(&tap.owner.pod.as_ref()?.uid)?.as_ref().ok()?;
+    let inside = links.pods.get(&tap.head.owner.pod.as_ref()?.uid)?.as_ref().ok()?;
     Some(NicPlace { nsid: inside.nsid?, ifindex: device.ifindex, end: None })
 }
 
@@ -273,7 +273,7 @@ fn kinds(device: Device, tap: &Tap, links: &LinkSnapshot) -> Option<[Kind; Direc
         // A veth.
         return Some(kinds);
     }
-    let inside = links.pods.get(&tap.owner.pod.as_ref()?.uid)?.as_ref().ok()?;
+    let inside = links.pods.get(&tap.head.owner.pod.as_ref()?.uid)?.as_ref().ok()?;
     match &inside.links.iter().find(|nic| nic.ifindex == device.ifindex)?.kind {
         LinkKind::IpvlanL3s => {
             kinds.fill(Kind::Plain);

@@ -74,7 +74,8 @@ impl Devices {
     pub(super) fn note(&mut self, links: &LinkSnapshot, actual: &Actual) {
         let with_exit = exit::pods_with_exit(links);
         let taps = actual.taps.values().filter_map(|installed| installed.tap.as_ref());
-        let tapped = taps.filter(|tap| tap.is_inside()).filter_map(|tap| Some(&tap.owner.pod.as_ref()?.uid));
+        let tapped =
+            taps.filter(|tap| tap.head.is_inside()).filter_map(|tap| Some(&tap.head.owner.pod.as_ref()?.uid));
         self.pods = with_exit.chain(tapped).cloned().collect();
         let is_read =
             |uid: &String| matches!(links.pods.get(uid), Some(Ok(inside)) if inside.stale.is_none());
@@ -105,12 +106,12 @@ impl Devices {
 
     /// Returns the wanted taps whose copies cannot leave their pod.
     pub(super) fn without_relay(&self, wanted: &BTreeMap<Device, Tap>, policy: &Policy) -> Vec<Skipped> {
-        let taps = wanted.values().filter(|tap| tap.is_inside() && tap.exit.is_none());
+        let taps = wanted.values().filter(|tap| tap.head.is_inside() && tap.head.exit.is_none());
         let missing = taps.filter_map(|tap| {
-            let why = self.error(Made::Hub).or_else(|| self.error(Made::Relay(tap.owner.netns)))?;
+            let why = self.error(Made::Hub).or_else(|| self.error(Made::Relay(tap.head.owner.netns)))?;
             exit::needs_exit(tap, policy).then(|| Skipped {
-                pod: tap.owner.pod.clone(),
-                nic: Some(tap.owner.nic.clone()),
+                pod: tap.head.owner.pod.clone(),
+                nic: Some(tap.head.owner.nic.clone()),
                 mirror: None,
                 why: Why::NoRelayDevice(why.clone()),
             })

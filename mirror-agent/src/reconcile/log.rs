@@ -67,8 +67,8 @@ impl LogDedup {
             for (mirror, budget) in &installed.ended {
                 let end = (*device, mirror.clone(), *budget);
                 if !self.ended.contains(&end) {
-                    let pod = tap.owner.pod.as_ref().map(tracing::field::display);
-                    let (name, budget) = (&tap.owner.device, budget.name());
+                    let pod = tap.head.owner.pod.as_ref().map(tracing::field::display);
+                    let (name, budget) = (&tap.head.owner.device, budget.name());
                     info!(pod, ifindex = %device, device = name, %mirror, budget, "the mirror has ended: its budget is used up");
                 }
                 ended.insert(end);
@@ -164,10 +164,10 @@ impl LogDedup {
 
 /// Logs an op with an effect that users can see.
 pub(super) fn log_op(op: &Op, desired: &Desired, actual: &Actual) {
-    let owner = |device| Some(&actual.taps.get(device)?.tap.as_ref()?.owner);
+    let owner = |device| Some(&actual.taps.get(device)?.tap.as_ref()?.head.owner);
     match op {
         Op::AddSession(device, mirror, session) | Op::ChangeSession(device, mirror, session) => {
-            let owner = desired.taps.get(device).map(|tap| &tap.owner);
+            let owner = desired.taps.get(device).map(|tap| &tap.head.owner);
             let pod = owner.and_then(|owner| owner.pod.as_ref()).map(tracing::field::display);
             let (name, nic) = (owner.map(|owner| &owner.device), owner.map(|owner| &owner.nic));
             let network = owner.and_then(|owner| owner.network.as_ref());

@@ -181,7 +181,7 @@ impl Memory {
         if is_listed {
             // A tap that moves back to the node side still copies through its relay device in this round.
             let installed = actual.taps.values().filter_map(|installed| installed.tap.as_ref());
-            let hub = hub.filter(|_| taps.values().chain(installed).any(|tap| tap.exit.is_some()));
+            let hub = hub.filter(|_| taps.values().chain(installed).any(|tap| tap.head.exit.is_some()));
             let desired = Desired { targets, limits, taps, hub };
             let plan = plan(&desired, actual);
             (desired, plan)
@@ -209,7 +209,7 @@ impl Memory {
         let is_moving = !coming.is_subset(&incomplete);
         self.schedule.after(now, is_moving.then_some(Duration::ZERO), "a tap moves to its other side");
         routes::complete(&desired, &mut incomplete);
-        let tapped = desired.taps.values().filter_map(|tap| tap.owner.pod.as_ref());
+        let tapped = desired.taps.values().filter_map(|tap| tap.head.owner.pod.as_ref());
         let has_ended = report.is_listed && self.deleted.note(tapped);
         self.schedule.after(now, has_ended.then_some(Duration::ZERO), "a deleted pod has ended");
         self.schedule.after(now, self.deleted.wait(), "a deleted pod still runs");
@@ -269,7 +269,7 @@ impl Memory {
 /// Converts a session that cannot be installed to a skipped one.
 fn not_installed(unfit: Unfit, desired: &Desired) -> Skipped {
     let Unfit { device, mirror, why } = unfit;
-    let owner = desired.taps.get(&device).map(|tap| tap.owner.clone()).unwrap_or_default();
+    let owner = desired.taps.get(&device).map(|tap| tap.head.owner.clone()).unwrap_or_default();
     let mirror = Some(mirror).filter(|mirror| *mirror != MirrorId::default());
     let why = match why {
         Misfit::NoRoom(table) => Why::NoRoom(table),

@@ -13,7 +13,7 @@ pub(super) fn found(actual: &Actual) -> Mirrors {
     let mut found = Mirrors::new();
     for installed in actual.taps.values() {
         let Some(tap) = &installed.tap else { continue };
-        let Some(pod) = &tap.owner.pod else { continue };
+        let Some(pod) = &tap.head.owner.pod else { continue };
         for (mirror, session) in &tap.sessions {
             let stage = stage_of(installed.ended.get(mirror).copied());
             let Some(new) = of_session(session, stage) else { continue };
@@ -36,7 +36,7 @@ pub(super) fn mirrored(
 ) -> Mirrors {
     let mut stages = BTreeMap::<(&PodId, &MirrorId), Stage>::new();
     for (device, tap) in &desired.taps {
-        let Some(pod) = &tap.owner.pod else { continue };
+        let Some(pod) = &tap.head.owner.pod else { continue };
         for mirror in tap.sessions.keys() {
             let is_missing = incomplete.contains(device) || misfits.contains(&(*device, mirror.clone()));
             let stage = if is_missing {
@@ -63,7 +63,7 @@ pub(super) fn installed(desired: &Desired, actual: &Actual, incomplete: &BTreeSe
     let mut installed = Installed::new();
     let mut missing = BTreeSet::new();
     for (device, tap) in &desired.taps {
-        let Some(pod) = &tap.owner.pod else { continue };
+        let Some(pod) = &tap.head.owner.pod else { continue };
         for mirror in tap.sessions.keys() {
             if incomplete.contains(device) {
                 missing.insert((pod, mirror));
@@ -85,9 +85,9 @@ pub(super) fn installed(desired: &Desired, actual: &Actual, incomplete: &BTreeSe
 
 /// Returns the limit that has ended an installed session.
 fn ended(tap: &Tap, mirror: &MirrorId, before: Option<&ActualTap>) -> Option<Ended> {
-    let of_this =
-        before.filter(|before| before.tap.as_ref().is_some_and(|of| tap.owner.is_same(&of.owner)))?;
-    of_this.ended.get(mirror).copied()
+    let before = before?;
+    before.tap.as_ref().filter(|of| of.head.owner.is_same(&tap.head.owner))?;
+    before.ended.get(mirror).copied()
 }
 
 fn stage_of(ended: Option<Ended>) -> Stage {

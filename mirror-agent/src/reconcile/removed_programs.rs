@@ -58,12 +58,12 @@ impl RemovedPrograms {
         self.0.retain(|_, gap| now.saturating_duration_since(gap.found) < STAYS);
         for (device, tap) in &desired.taps {
             for direction in Direction::ALL {
-                let (at, program) = tap.hook(*device, direction);
+                let (at, program) = tap.head.hook(*device, direction);
                 let is_copied = |session: &Session| session.directions.bits() & direction.bit() != 0;
                 let installed = actual.taps.get(&at);
                 // The earlier tap of another owner is irrelevant for this one.
                 let entry = actual.taps.get(device).and_then(|installed| installed.tap.as_ref());
-                let is_same = entry.is_some_and(|entry| entry.owner.is_same(&tap.owner));
+                let is_same = entry.is_some_and(|entry| entry.head.owner.is_same(&tap.head.owner));
                 if !is_same || at.is_on_node() || !tap.sessions.values().any(is_copied) {
                     self.0.remove(&(*device, direction));
                     continue;
@@ -83,7 +83,7 @@ impl RemovedPrograms {
                     }
                 }
                 if self.0.contains_key(&(*device, direction)) {
-                    let (pod, nic) = (tap.owner.pod.clone(), Some(tap.owner.nic.clone()));
+                    let (pod, nic) = (tap.head.owner.pod.clone(), Some(tap.head.owner.nic.clone()));
                     skipped.push(Skipped { pod, nic, mirror: None, why: Why::Removed(direction) });
                 }
             }

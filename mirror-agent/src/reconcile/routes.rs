@@ -112,7 +112,7 @@ fn log_change(owner: &Owner, before: Option<Reason>, now: Option<Reason>) -> boo
 
 /// Adds the taps whose pod side has unfinished ops.
 pub(super) fn complete(desired: &Desired, incomplete: &mut BTreeSet<Device>) {
-    let is_lacking = |tap: &Tap| tap.pod_side().is_some_and(|nic| incomplete.contains(&nic));
+    let is_lacking = |tap: &Tap| tap.head.pod_side().is_some_and(|nic| incomplete.contains(&nic));
     let lacking = desired.taps.iter().filter(|(_, tap)| is_lacking(tap));
     let lacking: Vec<_> = lacking.map(|(device, _)| *device).collect();
     incomplete.extend(lacking);
@@ -133,17 +133,18 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
         let mut before = std::mem::take(&mut self.memory.routes.of);
         for device in &candidates {
             let Some(tap) = selection.taps.get(device) else { continue };
-            let known = before.remove(device).filter(|(owner, _)| owner.is_same(&tap.owner));
+            let known = before.remove(device).filter(|(owner, _)| owner.is_same(&tap.head.owner));
             let route = match known {
                 Some((_, route)) => route,
                 None => {
                     let installed = actual.taps.get(device).and_then(|installed| installed.tap.as_ref());
-                    let installed = installed.filter(|installed| installed.owner.is_same(&tap.owner));
-                    let is_inside = installed.is_some_and(|installed| installed.pod_side.is_some());
+                    let installed =
+                        installed.filter(|installed| installed.head.owner.is_same(&tap.head.owner));
+                    let is_inside = installed.is_some_and(|installed| installed.head.pod_side.is_some());
                     Route::new(self.cni_at(*device).await, tells, is_inside)
                 }
             };
-            self.memory.routes.of.insert(*device, (tap.owner.clone(), route));
+            self.memory.routes.of.insert(*device, (tap.head.owner.clone(), route));
         }
         let inside = candidates.into_iter().filter(|device| self.memory.routes.inside(*device).is_some());
         see_inside(inside.collect::<Vec<_>>(), &mut selection, links, &self.memory.policy);

@@ -29,8 +29,8 @@ use crate::{
     model::{
         ALIAS, Actual, ActualTap, Device, DeviceTarget, Directions, Ended, HookState, IfIndex, Link,
         LinkChange, LinkKind, LinkSnapshot, MirrorId, NetnsId, Op, Origin, Owner, Peer, Place, Pod, PodId,
-        PodLinks, Program, Request, Resource, ResourceId, RingId, Selector, Session, Tap, Target, TargetName,
-        TargetResource,
+        PodLinks, Program, Request, Resource, ResourceId, RingId, Selector, Session, Tap, TapHead, Target,
+        TargetName, TargetResource,
     },
     select::{Capture, MIRROR, Why},
     settings::{Budget, KEYS, Rate, Settings, parse_filter},
@@ -312,10 +312,9 @@ async fn nothing_is_removed_before_the_first_complete_list() {
         key: None,
     };
     let sessions = [(MirrorId::default(), session)].into();
-    let kind = TapKind::HostVeth;
-    let tap = Tap { owner, kind, is_limited: false, exit: None, bridge: None, pod_side: None, sessions };
+    let head = TapHead::new(owner, TapKind::HostVeth);
     let (ingress, egress) = (HookState::Stale, HookState::Stale);
-    let old = ActualTap { tap: Some(tap), ingress, egress, ..ActualTap::default() };
+    let old = ActualTap { tap: Some(Tap { head, sessions }), ingress, egress, ..ActualTap::default() };
     world.dataplane.actual.taps.insert(device(11), old.clone());
     run_for(&mut world, Duration::from_secs(200)).await.unwrap();
     assert_eq!(world.dataplane.actual.taps[&device(11)], old);

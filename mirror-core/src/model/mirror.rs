@@ -55,6 +55,15 @@ impl Owner {
 /// A wanted tap: one NIC, and the mirrors that copy its packets.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Tap {
+    /// The NIC, and how it is tapped.
+    pub head: TapHead,
+    /// The sessions, by mirror.
+    pub sessions: BTreeMap<MirrorId, Session>,
+}
+
+/// A [`Tap`] without its sessions.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TapHead {
     /// The pod and NIC of the tap.
     pub owner: Owner,
     /// The relation of the tapped device to the NIC.
@@ -67,8 +76,6 @@ pub struct Tap {
     pub bridge: Option<IfIndex>,
     /// The pod side of a tap on the node side of a veth. `None`: the tapped device sees both directions.
     pub pod_side: Option<PodSide>,
-    /// The sessions, by mirror.
-    pub sessions: BTreeMap<MirrorId, Session>,
 }
 
 /// The pod side of a tap: the NIC at the other end of the veth.
@@ -88,10 +95,15 @@ impl PodSide {
     }
 }
 
-impl Tap {
+impl TapHead {
+    /// The head of a tap without limits, relay device, bridge and pod side.
+    pub const fn new(owner: Owner, kind: TapKind) -> Self {
+        Self { owner, kind, is_limited: false, exit: None, bridge: None, pod_side: None }
+    }
+
     /// The NIC inside the pod, if the tap has a pod side.
     pub fn pod_side(&self) -> Option<Device> {
-        pod_side(&self.owner, self.pod_side)
+        self.pod_side.map(|side| Device::in_pod(self.owner.netns, side.nic))
     }
 
     /// Whether a tap on the node side of a veth sees ingress at the NIC.
@@ -126,11 +138,6 @@ impl Tap {
         let of_device = Program::TAP.into_iter().map(move |program| (device, program));
         self.pod_side().map(|nic| (nic, Program::TapIngress)).into_iter().chain(of_device)
     }
-}
-
-/// Returns the device of a pod side, in the network namespace of the owner.
-pub(super) fn pod_side(owner: &Owner, side: Option<PodSide>) -> Option<Device> {
-    side.map(|side| Device::in_pod(owner.netns, side.nic))
 }
 
 /// One mirror applied to one tap.
@@ -395,9 +402,9 @@ impl Desired {
     /// they do not count.
     pub fn owners(&self) -> usize {
         let is_mirrored = |tap: &&Tap| tap.sessions.keys().any(|mirror| !mirror.0.is_capture());
-        let owners = self.taps.values().filter(is_mirrored).map(|tap| match &tap.owner.pod {
+        let owners = self.taps.values().filter(is_mirrored).map(|tap| match &tap.head.owner.pod {
             Some(pod) => (pod.uid.as_str(), ""),
-            None => ("", tap.owner.nic.as_str()),
+            None => ("", tap.head.owner.nic.as_str()),
         });
         owners.collect::<BTreeSet<_>>().len()
     }

@@ -1,43 +1,7 @@
 //! A change of the installed state.
 
-use mirror_common::verdict::TapKind;
-
-use super::{
-    Device, IfIndex, MirrorId, Owner, PodSide, Program, Session, Tap, Target, TargetName, mirror::pod_side,
-};
+use super::{Device, MirrorId, Program, Session, TapHead, Target, TargetName};
 use crate::settings::Ceilings;
-
-/// A [`Tap`] without its sessions.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct TapHead {
-    /// [`Tap::owner`].
-    pub owner: Owner,
-    /// [`Tap::kind`].
-    pub kind: TapKind,
-    /// [`Tap::is_limited`].
-    pub is_limited: bool,
-    /// [`Tap::exit`].
-    pub exit: Option<IfIndex>,
-    /// [`Tap::bridge`].
-    pub bridge: Option<IfIndex>,
-    /// [`Tap::pod_side`].
-    pub pod_side: Option<PodSide>,
-}
-
-impl TapHead {
-    /// [`Tap::pod_side()`].
-    pub fn pod_side(&self) -> Option<Device> {
-        pod_side(&self.owner, self.pod_side)
-    }
-}
-
-impl From<&Tap> for TapHead {
-    fn from(tap: &Tap) -> Self {
-        let Tap { owner, kind, is_limited, exit, bridge, pod_side, sessions: _ } = tap;
-        let (owner, kind, is_limited) = (owner.clone(), *kind, *is_limited);
-        Self { owner, kind, is_limited, exit: *exit, bridge: *bridge, pod_side: *pod_side }
-    }
-}
 
 /// A change of the installed state. Each op is idempotent and safe at any moment.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -49,7 +13,8 @@ pub enum Op {
     /// Writes the limits of the node.
     SetCeilings(Box<Ceilings>),
     /// Writes the owner, the kind, the bridge and the sides of a tap: of a new tap without sessions, or of a tap that
-    /// keeps its sessions. Returns an error if the device is tapped for another owner ([`Owner::is_same`]).
+    /// keeps its sessions. Returns an error if the device is tapped for another owner
+    /// ([`Owner::is_same`](super::Owner::is_same)).
     PutTap(Device, Box<TapHead>),
     /// Removes a tap with its sessions and their counters.
     RemoveTap(Device),

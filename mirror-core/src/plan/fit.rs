@@ -70,7 +70,7 @@ pub(super) fn fit(desired: &Desired, actual: &Actual) -> (BTreeMap<Device, Tap>,
     // In the kernel the limits are a flag of the mirrors' sessions, so a tap without mirrors is read back without
     // limits.
     for tap in fitting.values_mut() {
-        tap.is_limited &= tap.sessions.values().any(|session| session.origin != Origin::Capture);
+        tap.head.is_limited &= tap.sessions.values().any(|session| session.origin != Origin::Capture);
     }
     (fitting, [lacking, unfit].concat())
 }
@@ -107,7 +107,8 @@ fn allocate<'i>(
     for rank in [Rank::Enforced, Rank::Mirror, Rank::Capture] {
         let mut turns = Turns::default();
         for (device, tap) in wanted {
-            let installed = installed(device).filter(|installed| installed.owner.is_same(&tap.owner));
+            let installed =
+                installed(device).filter(|installed| installed.head.owner.is_same(&tap.head.owner));
             let of_rank = in_order(tap).into_iter().filter(|(_, session)| Rank::of(session.origin) == rank);
             for (mirror, session) in of_rank {
                 let pass = match installed.and_then(|installed| installed.sessions.get(mirror)) {
@@ -126,7 +127,7 @@ fn allocate<'i>(
             let (new, Candidate { device, tap, mirror, session, .. }) = (next.entries(&fitting), next);
             match room.take(new, session) {
                 Ok(()) => {
-                    let bare = || Tap { sessions: BTreeMap::new(), ..tap.clone() };
+                    let bare = || Tap { head: tap.head.clone(), sessions: BTreeMap::new() };
                     let sessions = &mut fitting.entry(device).or_insert_with(bare).sessions;
                     sessions.insert(mirror.clone(), session.clone());
                     turns.took(namespace, new, session);
@@ -177,7 +178,7 @@ struct Candidate<'a> {
 impl Candidate<'_> {
     /// The number of new entries of its tap. A tap with two sides needs two.
     fn entries(&self, fitting: &BTreeMap<Device, Tap>) -> usize {
-        usize::from(!fitting.contains_key(&self.device)) * (1 + usize::from(self.tap.pod_side.is_some()))
+        usize::from(!fitting.contains_key(&self.device)) * (1 + usize::from(self.tap.head.pod_side.is_some()))
     }
 }
 
@@ -196,7 +197,7 @@ struct Turns<'a> {
 
 impl<'a> Turns<'a> {
     fn add(&mut self, candidate: Candidate<'a>) {
-        let namespace = candidate.tap.owner.pod.as_ref().map(|pod| pod.namespace.as_str());
+        let namespace = candidate.tap.head.owner.pod.as_ref().map(|pod| pod.namespace.as_str());
         self.of.entry(namespace).or_default().1.push_back(candidate);
     }
 

@@ -65,16 +65,16 @@ fn own_keys(
         .iter()
         .filter_map(|(device, installed)| {
             let tap = installed.tap.as_ref()?;
-            Some((*device, (&tap.owner, key_of(tap).filter(|key| keys.has(*key))?)))
+            Some((*device, (&tap.head.owner, key_of(tap).filter(|key| keys.has(*key))?)))
         })
         .collect();
     let (mut given, mut taken, mut newcomers) = (BTreeMap::new(), BTreeSet::new(), Vec::new());
     let has_target = |session: &Session| session.target == *name;
     for (device, tap) in taps.iter().filter(|(_, tap)| tap.sessions.values().any(has_target)) {
-        let own = installed.get(device).filter(|(owner, _)| owner.is_same(&tap.owner));
+        let own = installed.get(device).filter(|(owner, _)| owner.is_same(&tap.head.owner));
         match own.filter(|(_, key)| taken.insert(*key)) {
             Some((_, key)) => drop(given.insert(*device, *key)),
-            None => newcomers.push((*device, &tap.owner)),
+            None => newcomers.push((*device, &tap.head.owner)),
         }
     }
     // A key that a tap is about to release comes last: until that tap is removed, its copies have the key too.

@@ -24,11 +24,11 @@ pub(super) fn settle(taps: &mut BTreeMap<Device, Tap>, actual: &Actual) -> BTree
     };
     for (device, tap) in taps {
         let installed = actual.taps.get(device).and_then(|installed| installed.tap.as_ref());
-        let installed = installed.filter(|installed| installed.owner.is_same(&tap.owner));
-        let before = installed.and_then(|installed| installed.pod_side);
-        match (&mut tap.pod_side, before) {
+        let installed = installed.filter(|installed| installed.head.owner.is_same(&tap.head.owner));
+        let before = installed.and_then(|installed| installed.head.pod_side);
+        match (&mut tap.head.pod_side, before) {
             (Some(side), before) => {
-                let nic = Device::in_pod(tap.owner.netns, side.nic);
+                let nic = Device::in_pod(tap.head.owner.netns, side.nic);
                 // A program without its entry copies nothing. The program of an earlier agent copies.
                 let has_entry = before.is_some_and(|before| before.nic == side.nic);
                 let runs = matches!(state(nic, Program::TapIngress), HookState::Current | HookState::Stale);
@@ -40,8 +40,8 @@ pub(super) fn settle(taps: &mut BTreeMap<Device, Tap>, actual: &Actual) -> BTree
             (None, Some(before))
                 if before.sees || state(*device, Program::TapEgress) != HookState::Current =>
             {
-                tap.pod_side = Some(PodSide { sees: false, ..before });
-                tap.exit = installed.and_then(|installed| installed.exit);
+                tap.head.pod_side = Some(PodSide { sees: false, ..before });
+                tap.head.exit = installed.and_then(|installed| installed.head.exit);
                 coming.insert(*device);
             }
             (None, _) => {}

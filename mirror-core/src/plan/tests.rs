@@ -39,7 +39,8 @@ fn settled(desired: &Desired, before: &Actual) -> Actual {
     for (device, tap) in taps {
         let old = before.taps.get(&device);
         let goes_on = |mirror: &MirrorId| {
-            let was = old.and_then(|old| old.tap.as_ref()).filter(|was| was.owner.is_same(&tap.owner));
+            let was =
+                old.and_then(|old| old.tap.as_ref()).filter(|was| was.head.owner.is_same(&tap.head.owner));
             was.and_then(|was| was.sessions.get(mirror))
                 .is_some_and(|was| was.asks_the_same(&tap.sessions[mirror]))
         };
@@ -47,7 +48,7 @@ fn settled(desired: &Desired, before: &Actual) -> Actual {
         let ended =
             ended.into_iter().filter(|(mirror, _)| tap.sessions.contains_key(mirror) && goes_on(mirror));
         let ended = ended.collect();
-        for (at, program) in tap.hooks(device) {
+        for (at, program) in tap.head.hooks(device) {
             *installed.entry(at).or_default().state_mut(program) = HookState::Current;
         }
         let of = installed.entry(device).or_default();
@@ -104,11 +105,11 @@ fn carry_out_all(desired: &Desired, actual: &mut Actual) -> Result<(), TestCaseE
 fn of_hook(desired: &Desired, before: &Actual, hook: (Device, Program)) -> Option<(Device, Tap)> {
     let (mut taps, _) = fit::fit(desired, before);
     super::sides::settle(&mut taps, before);
-    taps.into_iter().find(|(device, tap)| tap.hooks(*device).any(|of| of == hook))
+    taps.into_iter().find(|(device, tap)| tap.head.hooks(*device).any(|of| of == hook))
 }
 
 fn same_owner<'a>(actual: &'a Actual, device: &Device, owner: &Owner) -> Option<&'a Tap> {
-    actual.taps.get(device)?.tap.as_ref().filter(|tap| tap.owner.is_same(owner))
+    actual.taps.get(device)?.tap.as_ref().filter(|tap| tap.head.owner.is_same(owner))
 }
 
 /// `wants` sessions in each namespace, at most 7 per pod. Up to `enforced` pods of a namespace also have an enforced
@@ -139,16 +140,7 @@ fn crowd(wants: &[usize], enforced: usize) -> Desired {
             };
             let owner = Owner { pod: Some(id), ..Owner::default() };
             let device = Device::on_node(IfIndex(u32::try_from(100 * namespace + pod + 1).unwrap()));
-            let tap = Tap {
-                owner,
-                kind: TapKind::HostVeth,
-                is_limited: false,
-                exit: None,
-                bridge: None,
-                pod_side: None,
-                sessions,
-            };
-            taps.insert(device, tap);
+            taps.insert(device, Tap { head: TapHead::new(owner, TapKind::HostVeth), sessions });
         }
     }
     let target = Target::Device(DeviceTarget { ifindex: Some(IfIndex(9)), ..DeviceTarget::default() });
@@ -254,7 +246,7 @@ proptest! {
         let mut shares = vec![0_usize; wants.len()];
         let mut of_enforced = 0;
         for tap in actual.taps.values().filter_map(|installed| installed.tap.as_ref()) {
-            let namespace: usize = tap.owner.pod.as_ref().unwrap().namespace.parse().unwrap();
+            let namespace: usize = tap.head.owner.pod.as_ref().unwrap().namespace.parse().unwrap();
             for session in tap.sessions.values() {
                 match session.origin {
                     Origin::Enforced => of_enforced += 1,
@@ -300,7 +292,7 @@ proptest! {
         }
         let sessions: usize = actual.taps.values().flat_map(|installed| &installed.tap).map(|tap| tap.sessions.len()).sum();
         let entries = actual.taps.values().flat_map(|installed| &installed.tap);
-        let entries: usize = entries.map(|tap| 1 + usize::from(tap.pod_side.is_some())).sum();
+        let entries: usize = entries.map(|tap| 1 + usize::from(tap.head.pod_side.is_some())).sum();
         prop_assert!(entries <= before.capacity.taps && sessions <= before.capacity.sessions);
         let installed = actual.taps.values().flat_map(|installed| &installed.tap).flat_map(|tap| tap.sessions.values());
         let filters: BTreeSet<_> = installed.filter_map(|session| session.settings.filter.as_ref()).collect();
@@ -331,8 +323,8 @@ proptest! {
         for (device, now) in &actual.taps {
             let Some(tap) = &now.tap else { continue };
             for (mirror, session) in &tap.sessions {
-                let was = same_owner(&before, device, &tap.owner).and_then(|tap| tap.sessions.get(mirror));
-                let wanted = fitting.get(device).filter(|wanted| wanted.owner.is_same(&tap.owner));
+                let was = same_owner(&before, device, &tap.head.owner).and_then(|tap| tap.sessions.get(mirror));
+                let wanted = fitting.get(device).filter(|wanted| wanted.head.owner.is_same(&tap.head.owner));
                 let wanted = wanted.and_then(|wanted| wanted.sessions.get(mirror));
                 prop_assert!(Some(session) == was || Some(session) == wanted, "{:?}", session);
                 prop_assert!(actual.targets.contains_key(&session.target), "its target is gone");
@@ -358,7 +350,7 @@ proptest! {
         for (device, tap) in fit::fit(&desired, &before).0 {
             let installed = &actual.taps[&device];
             let runs = |(at, program): (Device, Program)| actual.taps[&at].state(program) == HookState::Current;
-            prop_assert!(tap.hooks(device).all(runs));
+            prop_assert!(tap.head.hooks(device).all(runs));
             for (mirror, session) in tap.sessions {
                 let is_installed = installed.tap.as_ref().unwrap().sessions.get(&mirror) == Some(&session);
                 prop_assert!(is_installed || session.settings.snaplen.is_some(), "{:?}", session);
@@ -387,7 +379,7 @@ proptest! {
                     prop_assert!(keys.has(key));
                     let owner = *owners.entry(key).or_insert(*device);
                     prop_assert!(owner == *device || !keys.is_range(), "one key for two taps");
-                    let was = same_owner(&before, device, &tap.owner).and_then(|tap| tap.sessions.get(mirror));
+                    let was = same_owner(&before, device, &tap.head.owner).and_then(|tap| tap.sessions.get(mirror));
                     let was = was.filter(|was| were_own && was.target == *name).and_then(|was| was.key);
                     prop_assert!(was.is_none_or(|was| was == key || !keys.has(was)), "{:?}: {} now", was, key);
                 }
@@ -421,10 +413,10 @@ proptest! {
         let beside = fit::fits_beside(&wanted, &before);
         // The owners of taps with a mirror before and after.
         let goes_on = |(device, tap): (&Device, &Tap)| {
-            let old = same_owner(&before, device, &tap.owner)?;
+            let old = same_owner(&before, device, &tap.head.owner)?;
             let most = tap.sessions.len() + leaving(old, tap).1.len();
             let goes_on = !old.sessions.is_empty() && !tap.sessions.is_empty();
-            (beside && goes_on && most <= MAX_SESSIONS_PER_TAP).then_some((*device, tap.owner.clone()))
+            (beside && goes_on && most <= MAX_SESSIONS_PER_TAP).then_some((*device, tap.head.owner.clone()))
         };
         let go_on: Vec<_> = wanted.iter().filter_map(goes_on).collect();
         let (mut actual, mut most, mut bare) = (before.clone(), 0, None);
@@ -490,12 +482,12 @@ proptest! {
         for tap in desired.taps.values_mut() {
             let captures = (1..).map(|number| MirrorId(Name::of_capture(number)));
             let sessions = tap.sessions.values().map(|of| Session { origin: Origin::Capture, ..of.clone() });
-            (tap.is_limited, tap.sessions) = (true, captures.zip(sessions).collect());
+            (tap.head.is_limited, tap.sessions) = (true, captures.zip(sessions).collect());
         }
         let mut actual = Actual::empty(Capacity { taps: 9, sessions: 99, filters: 99, instructions: 99_999 });
         carry_out_all(&desired, &mut actual)?;
         let read = actual.taps.values_mut().filter_map(|installed| installed.tap.as_mut());
-        read.for_each(|tap| tap.is_limited = false);
+        read.for_each(|tap| tap.head.is_limited = false);
         prop_assert_eq!(plan(&desired, &actual).ops, vec![]);
     }
 
@@ -514,10 +506,10 @@ proptest! {
             tap.sessions.extend(change.sessions);
         }
         let is_kept = |device: &Device, tap: &Tap, mirror: &MirrorId| {
-            let was = same_owner(&before, device, &tap.owner).and_then(|tap| tap.sessions.get(mirror));
+            let was = same_owner(&before, device, &tap.head.owner).and_then(|tap| tap.sessions.get(mirror));
             was == tap.sessions.get(mirror)
         };
-        let namespace = |tap: &Tap| tap.owner.pod.as_ref().map(|pod| pod.namespace.clone());
+        let namespace = |tap: &Tap| tap.head.owner.pod.as_ref().map(|pod| pod.namespace.clone());
         let mut kept = BTreeSet::new();
         let (fitting, unfit) = fit::fit(&after, &before);
         for Unfit { device, mirror, why } in unfit {
@@ -567,8 +559,8 @@ proptest! {
         let capacity = Capacity { taps: 99, sessions: 99, filters: 99, instructions: 99_999 };
         let before = installed(&desired, capacity);
         let mut moved = desired.clone();
-        moved.taps.values_mut().for_each(|tap| tap.bridge = Some(IfIndex(99)));
-        let put = |(device, tap): (&Device, &Tap)| Op::PutTap(*device, Box::new(tap.into()));
+        moved.taps.values_mut().for_each(|tap| tap.head.bridge = Some(IfIndex(99)));
+        let put = |(device, tap): (&Device, &Tap)| Op::PutTap(*device, Box::new(tap.head.clone()));
         let expected: Vec<_> = fit::fit(&moved, &before).0.iter().map(put).collect();
         prop_assert_eq!(plan(&moved, &before).ops, expected);
     }
@@ -610,7 +602,7 @@ fn is_safe(now: &Actual, op: &Op, desired: &Desired, before: &Actual) -> Result<
         Op::Attach(at, program @ (Program::TapIngress | Program::TapEgress)) => {
             let (device, wanted) = of_hook(desired, before, (*at, *program)).unwrap();
             let tap = entry(&device).unwrap();
-            prop_assert!(tap.owner == wanted.owner);
+            prop_assert!(tap.head.owner == wanted.head.owner);
             prop_assert!(
                 tap.sessions.iter().all(|(mirror, session)| wanted.sessions.get(mirror) == Some(session))
             );
@@ -623,11 +615,11 @@ fn is_safe(now: &Actual, op: &Op, desired: &Desired, before: &Actual) -> Result<
             prop_assert!(is_cut || is_passed_by);
             prop_assert_eq!(target.with_cuts(false), desired.targets[&session.target].with_cuts(false));
             prop_assert_eq!(now.ceilings, desired.limits.ceilings(desired.owners()));
-            prop_assert!(entry(device).unwrap().owner == desired.taps[device].owner);
+            prop_assert!(entry(device).unwrap().head.owner == desired.taps[device].head.owner);
         }
         // Counters of one owner never become those of another.
         Op::PutTap(device, head) => {
-            prop_assert!(entry(device).is_none_or(|tap| tap.owner.is_same(&head.owner)));
+            prop_assert!(entry(device).is_none_or(|tap| tap.head.owner.is_same(&head.owner)));
         }
         // Only if no tap is wanted, or no wanted session fits, or the tap has left this side.
         Op::Detach(at, program @ (Program::TapIngress | Program::TapEgress)) => {

@@ -13,7 +13,7 @@ use super::{Policy, Selection, Skipped, Wanted, Why, claim};
 use crate::{
     model::{
         Device, Directions, Link, LinkKind, LinkSnapshot, MirrorId, Name, Origin, Owner, Pod, ResourceId,
-        RingId, Session, Tap, TargetName,
+        RingId, Session, Tap, TapHead, TargetName,
     },
     settings::Settings,
 };
@@ -148,12 +148,10 @@ impl Capture {
         if let Some(tap) = selection.taps.get_mut(&Device::on_node(link.ifindex)) {
             return self.add_to(&mut tap.sessions);
         }
-        let owner = Owner::of_interface(name);
+        let head = TapHead::new(Owner::of_interface(name), kind(link));
+        let head = TapHead { is_limited: policy.limits.is_limited(), ..head };
         let sessions = [(self.mirror(), self.session())].into();
-        let is_limited = policy.limits.is_limited();
-        let (kind, exit, bridge, pod_side) = (kind(link), None, None, None);
-        let tap = Tap { owner, kind, is_limited, exit, bridge, pod_side, sessions };
-        claim(link, tap, links, policy, selection)
+        claim(link, Tap { head, sessions }, links, policy, selection)
     }
 }
 

@@ -54,8 +54,8 @@ pub fn with_two_sides(
     let pods: BTreeMap<_, _> = wanted.iter().map(|wanted| (wanted.pod.id.uid.as_str(), wanted.pod)).collect();
     let has_two = |device: Device, tap: &Tap| {
         let copies = tap.sessions.values().any(|of| of.directions.bits() & Direction::Ingress.bit() != 0);
-        let pod = tap.owner.pod.as_ref().and_then(|pod| pods.get(pod.uid.as_str()));
-        let (Some(pod), true) = (pod, copies && tap.kind == TapKind::HostVeth) else { return false };
+        let pod = tap.head.owner.pod.as_ref().and_then(|pod| pods.get(pod.uid.as_str()));
+        let (Some(pod), true) = (pod, copies && tap.head.kind == TapKind::HostVeth) else { return false };
         let Some((_, nic)) = nic_of(device, tap, links) else { return false };
         !is_collector(pod, nic, policy) && refusal(nic, tap, pod, policy).is_none()
     };
@@ -73,14 +73,14 @@ pub fn see_inside(
     for device in devices {
         let Some(tap) = selection.taps.get_mut(&device) else { continue };
         let Some((inside, nic)) = nic_of(device, tap, links) else { continue };
-        tap.pod_side = Some(PodSide::seeing(nic.ifindex));
-        tap.exit = exit::of(inside, links).filter(|_| exit::needs_exit(tap, policy));
+        tap.head.pod_side = Some(PodSide::seeing(nic.ifindex));
+        tap.head.exit = exit::of(inside, links).filter(|_| exit::needs_exit(tap, policy));
     }
 }
 
 /// The NIC at the other end of a tap's veth, and all devices of its namespace.
 fn nic_of<'a>(device: Device, tap: &Tap, links: &'a LinkSnapshot) -> Option<(&'a PodLinks, &'a Link)> {
-    let inside = links.pods.get(&tap.owner.pod.as_ref()?.uid)?.as_ref().ok()?;
+    let inside = links.pods.get(&tap.head.owner.pod.as_ref()?.uid)?.as_ref().ok()?;
     let leads_here =
         |nic: &&Link| inside.host_end(nic, &links.host).is_some_and(|link| link.ifindex == device.ifindex);
     Some((inside, inside.links.iter().find(leads_here)?))

@@ -148,7 +148,7 @@ mod tests {
             let taps: Vec<_> = selection
                 .taps
                 .iter()
-                .map(|(device, tap)| (device.is_on_node(), device.ifindex.0, tap.owner.nic.as_str()))
+                .map(|(device, tap)| (device.is_on_node(), device.ifindex.0, tap.head.owner.nic.as_str()))
                 .collect();
             assert_eq!((taps, selection.skipped), (vec![(true, 100, "eth0-nic")], vec![]), "{name}");
         }

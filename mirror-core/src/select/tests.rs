@@ -102,7 +102,7 @@ fn every_nic_of_a_pod_gets_a_tap() {
         .taps
         .iter()
         .map(|(device, tap)| {
-            (device.ifindex.0, tap.owner.nic.as_str(), tap.owner.device.as_str(), directions(tap))
+            (device.ifindex.0, tap.head.owner.nic.as_str(), tap.head.owner.device.as_str(), directions(tap))
         })
         .collect();
     assert_eq!(taps, [(7, "eth0", "veth7", Directions::Ingress), (8, "eth1", "veth8", Directions::Ingress)]);
@@ -117,7 +117,8 @@ fn a_tap_knows_the_bridge_of_its_device() {
         links.host.get_mut(&IfIndex(at + 2)).unwrap().master = Some(IfIndex(at));
     }
     let selection = select(&[wanted(&web, Directions::Both)], &[], &links, &policy());
-    let bridges: Vec<_> = selection.taps.iter().map(|(device, tap)| (device.ifindex.0, tap.bridge)).collect();
+    let bridges: Vec<_> =
+        selection.taps.iter().map(|(device, tap)| (device.ifindex.0, tap.head.bridge)).collect();
     assert_eq!(bridges, [(7, Some(IfIndex(5))), (8, None), (9, None)]);
 }
 
@@ -231,7 +232,7 @@ fn named_interfaces_are_tapped_as_themselves() {
     let selection = select(&[], &[], &links, &Policy { interfaces, target: target.clone(), ..policy() });
     assert_eq!(selection.taps.len(), 1);
     let tap = &selection.taps[&Device::on_node(IfIndex(4))];
-    assert_eq!((tap.kind, &tap.sessions[&MirrorId::default()].target), (TapKind::Interface, &target));
+    assert_eq!((tap.head.kind, &tap.sessions[&MirrorId::default()].target), (TapKind::Interface, &target));
     assert_eq!(skips(&selection), [(Some("eth9"), &Why::NoSuchInterface)]);
 }
 
@@ -327,14 +328,14 @@ proptest! {
         let selection = select(&chosen, &[], &links, &policy);
 
         for (device, tap) in &selection.taps {
-            let owner = tap.owner.pod.as_ref().map(|pod| &pod.uid);
+            let owner = tap.head.owner.pod.as_ref().map(|pod| &pod.uid);
             let truth = nics.iter().find(|(_, _, outside)| *outside == device.ifindex.0).map(|(pod, ..)| &pod.id.uid);
             prop_assert_eq!(owner, truth);
             let choice = chosen.iter().find(|wanted| Some(&wanted.pod.id.uid) == owner);
             prop_assert_eq!(choice.map(|wanted| &wanted.mirrors), Some(&tap.sessions));
         }
         for Wanted { pod, .. } in &chosen {
-            let tapped = selection.taps.values().filter(|tap| tap.owner.pod.as_ref() == Some(&pod.id)).count();
+            let tapped = selection.taps.values().filter(|tap| tap.head.owner.pod.as_ref() == Some(&pod.id)).count();
             let nics = nics.iter().filter(|(of, ..)| of.id == pod.id).count();
             let skipped = selection.skipped.iter().any(|skipped| skipped.pod.as_ref() == Some(&pod.id));
             let expected = if skipped { 0 } else { nics.max(1) };

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 
 use crate::{
     exit,
-    model::{ActualTap, Device, IfIndex, Link, LinkKind, LinkSnapshot, Peer, Tap},
+    model::{ActualTap, Device, IfIndex, Link, LinkKind, LinkSnapshot, Peer, TapHead},
 };
 
 /// Adds the NICs of installed taps to the readings of namespaces that cannot be read, so that they stay tapped. This
@@ -16,12 +16,12 @@ pub fn keep_installed(links: &mut LinkSnapshot, installed: &BTreeMap<Device, Act
     let LinkSnapshot { host, pods, .. } = links;
     let unread = pods.iter_mut().filter_map(|(uid, inside)| Some((uid, inside.as_mut().ok()?)));
     for (uid, inside) in unread.filter(|(_, inside)| inside.links.is_empty()) {
-        let taps =
-            installed.iter().filter_map(|(device, installed)| Some((*device, installed.tap.as_ref()?)));
+        let taps = installed.iter().filter_map(|(device, of)| Some((*device, &of.tap.as_ref()?.head)));
         let netns = inside.netns;
-        let is_its =
-            |tap: &Tap| tap.owner.netns == netns && tap.owner.pod.as_ref().is_some_and(|pod| pod.uid == *uid);
-        for (device, tap) in taps.filter(|(_, tap)| is_its(tap)) {
+        let mut taps = taps.filter(|(_, TapHead { owner, .. })| {
+            owner.netns == netns && owner.pod.as_ref().is_some_and(|pod| pod.uid == *uid)
+        });
+        for (device, tap) in taps.clone() {
             if !device.is_on_node() {
                 inside.links.push(link(device.ifindex, &tap.owner.nic, LinkKind::Other(String::new()), None));
             } else if let Some((nic, nsid)) = host.get(&device.ifindex).and_then(|end| nic(end, tap)) {
@@ -32,8 +32,7 @@ pub fn keep_installed(links: &mut LinkSnapshot, installed: &BTreeMap<Device, Act
                 inside.links.push(nic);
             }
         }
-        let has_exit = |of: &ActualTap| of.tap.as_ref().is_some_and(|tap| is_its(tap) && tap.exit.is_some());
-        if let Some(hub) = hub.filter(|_| installed.values().any(has_exit)) {
+        if let Some(hub) = hub.filter(|_| taps.any(|(_, tap)| tap.exit.is_some())) {
             let lower = Peer { ifindex: hub, nsid: Some(0) };
             let exit = link(exit::IFINDEX, exit::NAME, LinkKind::Other("macvlan".into()), Some(lower));
             inside.links.push(Link { mtu: exit::MTU, is_private: true, ..exit });
@@ -45,7 +44,7 @@ pub fn keep_installed(links: &mut LinkSnapshot, installed: &BTreeMap<Device, Act
 }
 
 /// The NIC at the other end of a veth, as its tap has recorded it, and the id of its namespace.
-fn nic(end: &Link, tap: &Tap) -> Option<(Link, i32)> {
+fn nic(end: &Link, tap: &TapHead) -> Option<(Link, i32)> {
     let peer = end.peer.filter(|_| end.kind == LinkKind::Veth && end.name == tap.owner.device)?;
     let back = Peer { ifindex: end.ifindex.0, nsid: Some(0) };
     Some((link(IfIndex(peer.ifindex), &tap.owner.nic, LinkKind::Veth, Some(back)), peer.nsid?))

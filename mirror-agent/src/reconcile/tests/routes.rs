@@ -27,10 +27,10 @@ fn runs(world: &World, device: Device, program: Program) -> bool {
 fn sides(world: &World) -> [bool; 2] {
     let tap = world.dataplane.actual.taps[&device(11)].tap.as_ref().unwrap();
     let is_there = runs(world, nic(), Program::TapIngress);
-    assert_eq!(tap.pod_side().is_some(), is_there, "an entry and a program");
+    assert_eq!(tap.head.pod_side().is_some(), is_there, "an entry and a program");
     let runs_at_node = |program| runs(world, device(11), program);
     assert!(Program::TAP.into_iter().all(runs_at_node), "it is always needed there");
-    [!tap.sees_inside(), is_there]
+    [!tap.head.sees_inside(), is_there]
 }
 
 const NODE: [bool; 2] = [true, false];
@@ -60,7 +60,7 @@ impl Traffic {
     async fn passes(&mut self, world: &mut World, crossed: u64, around: u64, seconds: u64) {
         let tap = world.dataplane.actual.taps.get(&device(11)).and_then(|installed| installed.tap.as_ref());
         let inside = tap.is_some() && runs(world, nic(), Program::TapIngress);
-        let at_node = tap.is_some_and(|tap| !tap.sees_inside());
+        let at_node = tap.is_some_and(|tap| !tap.head.sees_inside());
         (self.crossed, self.around) = (self.crossed + crossed, self.around + around);
         self.seen += if inside { crossed + around } else { crossed * u64::from(at_node) };
         let count = |packets| Count { packets, bytes: packets * 100 };
@@ -101,7 +101,7 @@ fn with_macvlan() -> World {
 /// Checks that one round gives the pod a tap and a relay device for its copies.
 async fn has_exit_after_a_round(mut world: World) {
     world.round().await.unwrap();
-    let exit = |tap: &ActualTap| tap.tap.as_ref().and_then(|tap| tap.exit);
+    let exit = |tap: &ActualTap| tap.tap.as_ref().and_then(|tap| tap.head.exit);
     let exits: Vec<_> = world.dataplane.actual.taps.values().map(exit).collect();
     assert_eq!((exits, has_exit(&world)), (vec![Some(exit::IFINDEX)], true));
 }
@@ -439,7 +439,7 @@ async fn what_a_pod_removes_again_and_again_is_attached_less_and_less_often() {
     let (attached, rounds) = (attached(&world) - before, world.links.asked.len() - rounds);
     assert!((9..=10).contains(&attached) && rounds < 60, "{attached} times in {rounds} rounds");
     let tap = world.dataplane.actual.taps[&device(11)].tap.as_ref().unwrap();
-    assert!(!tap.sees_inside());
+    assert!(!tap.head.sees_inside());
     assert_eq!((of_ingress(&world), reasons(&world)), (State::Unknown(Doubt::Idle), vec!["Removed"]));
     world.dataplane.removed.clear();
     run_for(&mut world, Duration::from_secs(10)).await.unwrap();

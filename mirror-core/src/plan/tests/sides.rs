@@ -19,9 +19,8 @@ const NIC: Device = Device::in_pod(NetnsId { dev: 4, ino: 7 }, IfIndex(2));
 /// Whether a program with an entry sees the ingress of the pod of this owner.
 fn sees_ingress(actual: &Actual, device: Device, owner: &Owner) -> bool {
     let Some(tap) = same_owner(actual, &device, owner) else { return false };
-    let at_node = Tap { pod_side: None, ..tap.clone() }.hook(device, Direction::Ingress);
-    let at_node = (!tap.sees_inside()).then_some(at_node);
-    at_node.into_iter().chain([tap.hook(device, Direction::Ingress)]).any(|(at, program)| {
+    let at_node = (!tap.head.sees_inside()).then(|| tap.head.own_hook(device, Direction::Ingress));
+    at_node.into_iter().chain([tap.head.hook(device, Direction::Ingress)]).any(|(at, program)| {
         let state = actual.taps.get(&at).map(|installed| installed.state(program));
         matches!(state, Some(HookState::Current | HookState::Stale))
     })
@@ -43,7 +42,7 @@ proptest! {
             let (fitting, _) = fit::fit(&desired, &actual);
             seen.retain(|device, owner| {
                 let Some(tap) = fitting.get(device) else { return false };
-                *owner = tap.owner.clone();
+                *owner = tap.head.owner.clone();
                 sees_ingress(&before, *device, owner)
             });
             let stays = |now: &Actual| seen.iter().all(|(device, owner)| sees_ingress(now, *device, owner));
@@ -75,13 +74,12 @@ fn wanted(nic: Option<IfIndex>) -> Desired {
         key: None,
     };
     let sessions = [(MirrorId::default(), session)].into();
-    let kind = TapKind::HostVeth;
     let (exit, pod_side) = (nic, nic.map(PodSide::seeing));
-    let tap = Tap { owner, kind, is_limited: false, exit, bridge: None, pod_side, sessions };
+    let head = TapHead { exit, pod_side, ..TapHead::new(owner, TapKind::HostVeth) };
     Desired {
         targets: [(TargetName::default(), Target::Stream(None))].into(),
         limits: NodeLimits::default(),
-        taps: [(NODE_END, tap)].into(),
+        taps: [(NODE_END, Tap { head, sessions })].into(),
         hub: None,
     }
 }
@@ -89,10 +87,10 @@ fn wanted(nic: Option<IfIndex>) -> Desired {
 /// The op that writes the entry of a tap, whose pod side already sees or does not yet.
 fn put(desired: &Desired, sees: bool) -> Op {
     let mut tap = desired.taps[&NODE_END].clone();
-    if let Some(side) = &mut tap.pod_side {
+    if let Some(side) = &mut tap.head.pod_side {
         side.sees = sees;
     }
-    Op::PutTap(NODE_END, Box::new((&tap).into()))
+    Op::PutTap(NODE_END, Box::new(tap.head))
 }
 
 /// The order of the ops, in both directions.
@@ -128,7 +126,7 @@ fn a_side_without_its_entry_is_not_changed_to() {
     }
     // Only the program could not be attached.
     carry_out(&plan(&inside, &actual).ops, &mut actual, |op| matches!(op, Op::Attach(..)), |_, _| {});
-    assert!(sees_ingress(&actual, NODE_END, &inside.taps[&NODE_END].owner));
+    assert!(sees_ingress(&actual, NODE_END, &inside.taps[&NODE_END].head.owner));
     assert_eq!(plan(&inside, &actual).ops, [Op::Attach(NIC, Program::TapIngress)]);
 }
 
@@ -150,5 +148,5 @@ fn a_session_that_could_not_be_changed_keeps_the_second_side_waiting() {
         carry_out(&plan(&inside, &actual).ops, &mut actual, |_| false, |_, _| {});
     }
     assert_eq!(plan(&inside, &actual).ops, []);
-    assert!(actual.taps[&NODE_END].tap.as_ref().is_some_and(Tap::sees_inside));
+    assert!(actual.taps[&NODE_END].tap.as_ref().is_some_and(|tap| tap.head.sees_inside()));
 }

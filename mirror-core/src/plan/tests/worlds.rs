@@ -67,7 +67,7 @@ pub(super) fn tap() -> impl Strategy<Value = Tap> {
         |(owner, is_limited, (exit, bridge, is_split), sessions)| {
             let kind = if owner.pod.is_some() { TapKind::HostVeth } else { TapKind::Interface };
             let pod_side = (is_split && owner.pod.is_some()).then_some(PodSide::seeing(IfIndex(9)));
-            Tap { owner, kind, is_limited, exit, bridge, pod_side, sessions }
+            Tap { head: TapHead { owner, kind, is_limited, exit, bridge, pod_side }, sessions }
         },
     )
 }
@@ -125,7 +125,7 @@ pub(super) fn desired() -> impl Strategy<Value = Desired> {
             // A NIC is the peer of one veth only.
             for (Device { netns, ifindex }, tap) in &mut taps {
                 let nic = IfIndex(10 * ifindex.0 + netns.ino as u32);
-                tap.pod_side = tap.pod_side.map(|_| PodSide::seeing(nic));
+                tap.head.pod_side = tap.head.pod_side.map(|_| PodSide::seeing(nic));
             }
             // A session names a target that exists: `select` refuses others.
             for session in taps.values_mut().flat_map(|tap| tap.sessions.values_mut()) {
@@ -172,7 +172,7 @@ pub(super) fn actual() -> impl Strategy<Value = Actual> {
                     let sessions = installed.tap.iter().flat_map(|tap| tap.sessions.keys());
                     installed.ended = sessions.map(|mirror| (mirror.clone(), Ended::Packets)).collect();
                 }
-                if let Some(side) = installed.tap.as_mut().and_then(|tap| tap.pod_side.as_mut()) {
+                if let Some(side) = installed.tap.as_mut().and_then(|tap| tap.head.pod_side.as_mut()) {
                     side.sees = !both;
                 }
                 if !has_entry {

@@ -35,10 +35,10 @@ fn mirrored(pod: &Pod, policy: &Policy) -> (Vec<String>, Vec<String>) {
     let links = mk_node(&[(pod, 2, 100), (pod, 3, 101), (pod, 4, 102)]);
     let Selection { taps, skipped } = select(&wanted, &[], &links, policy);
     let taps = taps.values().flat_map(|tap| {
-        let network = tap.owner.network.as_deref().unwrap_or("-");
+        let network = tap.head.owner.network.as_deref().unwrap_or("-");
         tap.sessions
             .values()
-            .map(move |session| format!("{} {} in {network}", tap.owner.nic, session.directions.name()))
+            .map(move |session| format!("{} {} in {network}", tap.head.owner.nic, session.directions.name()))
     });
     let problems =
         refused.iter().chain(&skipped).map(|skipped| format!("{}: {}", skipped.why.name(), skipped.why));
@@ -179,7 +179,7 @@ proptest! {
                 2 => enable_mirror && whole != Some(false) && (ours.is_some() || of_nic != Some(false)),
                 _ => asked.unwrap_or(enable_mirror),
             };
-            let tap = selection.taps.values().find(|tap| tap.owner.nic == format!("eth{number}"));
+            let tap = selection.taps.values().find(|tap| tap.head.owner.nic == format!("eth{number}"));
             prop_assert_eq!(tap.is_some(), is_mirrored, "eth{}", number);
             let Some(tap) = tap else { continue };
             let session = tap.sessions.values().next().unwrap();

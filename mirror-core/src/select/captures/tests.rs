@@ -47,7 +47,7 @@ fn a_capture_is_one_more_session_of_the_pods_tap() {
     assert_eq!(selection.skipped, []);
     let mirrors = |ifindex| {
         let tap = &selection.taps[&Device::on_node(IfIndex(ifindex))];
-        assert_eq!(tap.kind, TapKind::HostVeth);
+        assert_eq!(tap.head.kind, TapKind::HostVeth);
         tap.sessions.keys().map(ToString::to_string).collect::<Vec<_>>()
     };
     assert_eq!(mirrors(100), ["capture.1", "capture.2", "default"]);
@@ -72,7 +72,8 @@ fn a_veth_into_another_namespace_is_seen_from_its_other_end() {
     };
     links.host.insert(IfIndex(6), tun);
     assert_eq!(why(&select(&[], &[capture(1, &[], &["wg0"])], &links, &Policy::default())), ["NotEthernet"]);
-    let kinds: Vec<_> = selection.taps.values().map(|tap| (tap.owner.nic.as_str(), tap.kind)).collect();
+    let kinds: Vec<_> =
+        selection.taps.values().map(|tap| (tap.head.owner.nic.as_str(), tap.head.kind)).collect();
     assert_eq!(kinds, [("eth0", TapKind::Interface), ("veth100", TapKind::HostVeth)]);
 }
 

@@ -66,9 +66,9 @@ fn selected_of(pod: Pod, links: &LinkSnapshot, policy: &Policy) -> (Vec<String>,
     let choice = choose(&pods, &[], &[], policy, &mut Filters::default());
     let selection = select(&choice.wanted, &[], links, policy);
     let taps = selection.taps.iter().map(|(device, tap)| {
-        assert_eq!((tap.kind, device.is_on_node()), (TapKind::PodNic, false));
-        assert_eq!(tap.owner.netns, NetnsId { dev: 4, ino: 77 });
-        tap.owner.nic.clone()
+        assert_eq!((tap.head.kind, device.is_on_node()), (TapKind::PodNic, false));
+        assert_eq!(tap.head.owner.netns, NetnsId { dev: 4, ino: 77 });
+        tap.head.owner.nic.clone()
     });
     let taps = taps.collect();
     let why = selection
@@ -209,7 +209,7 @@ fn a_nic_is_found_by_the_name_that_kubevirt_has_taken_from_it() {
         let pods = [web];
         let choice = choose(&pods, &[], &[], &Policy::default(), &mut Filters::default());
         let selection = select(&choice.wanted, &[], &links, &Policy::default());
-        let networks: Vec<_> = selection.taps.values().map(|tap| tap.owner.network.as_deref()).collect();
+        let networks: Vec<_> = selection.taps.values().map(|tap| tap.head.owner.network.as_deref()).collect();
         assert_eq!(networks, vec![Some("shop/fast"); expected.len()], "{nics:?}");
     }
     // A dummy device whose name no NIC has had is an ordinary device.
@@ -376,7 +376,7 @@ fn an_exit_is_needed_for_devices_and_while_a_tap_uses_it() {
             exit::changes(&needed, &links).iter().for_each(|change| carry_out(change, &mut links));
         }
         let taps = select(&choice.wanted, &[], &links, &policy).taps;
-        let exits: Vec<_> = taps.values().map(|tap| tap.exit).collect();
+        let exits: Vec<_> = taps.values().map(|tap| tap.head.exit).collect();
         assert_eq!(exits, [(!expected.is_empty()).then_some(IFINDEX)]);
         if expected.is_empty() {
             continue;
@@ -391,7 +391,7 @@ fn an_exit_is_needed_for_devices_and_while_a_tap_uses_it() {
         // The target becomes a stream: the tap continues without the relay device, which is deleted afterwards.
         let targets = [(TargetName::default(), Destination::Stream)].into();
         let taps = select(&choice.wanted, &[], &links, &Policy { targets, ..Policy::default() }).taps;
-        assert_eq!(taps.values().map(|tap| tap.exit).collect::<Vec<_>>(), [None]);
+        assert_eq!(taps.values().map(|tap| tap.head.exit).collect::<Vec<_>>(), [None]);
     }
 }
 
@@ -411,11 +411,11 @@ fn sides(annotations: &[(&str, &str)], policy: &Policy) -> (usize, Option<IfInde
     let pods = [pod];
     let choice = choose(&pods, &[], &[], policy, &mut Filters::default());
     let mut selection = select(&choice.wanted, &[], &links, policy);
-    assert!(selection.taps.values().all(|tap| tap.pod_side.is_none()));
+    assert!(selection.taps.values().all(|tap| tap.head.pod_side.is_none()));
     let candidates = with_two_sides(&selection, &choice.wanted, &links, policy);
     let count = candidates.len();
     see_inside(candidates, &mut selection, &links, policy);
-    (count, selection.taps.values().find_map(|tap| tap.pod_side.map(|side| side.nic)))
+    (count, selection.taps.values().find_map(|tap| tap.head.pod_side.map(|side| side.nic)))
 }
 
 /// A veth can be seen on both sides if a mirror copies ingress and both the agent and the pod allow taps inside.
