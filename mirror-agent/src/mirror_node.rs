@@ -195,12 +195,14 @@ async fn put(client: &Client, node: &str, status: &MirrorNodeStatus, owner: &mut
     let reference = |uid: &String| json!({"apiVersion": "v1", "kind": "Node", "name": node, "uid": uid});
     let owners: Vec<_> = uid.iter().map(reference).collect();
     let metadata = json!({ "name": node, "ownerReferences": owners });
-    let answer = api.patch(node, &apply, &Patch::Apply(object(metadata))).await;
-    if is_there && answer.is_err() {
+    match api.patch(node, &apply, &Patch::Apply(object(metadata))).await {
         // The status is written. Some servers accept another owner only from those with the right to delete the object.
-        return Ok(());
+        Err(kube::Error::Api(error)) if is_there && error.code == 403 => return Ok(()),
+        answer => {
+            owner.has_answer &= answer.is_ok();
+            answer?;
+        }
     }
-    answer?;
     if uid.is_some() {
         (owner.uid, owner.gone) = (uid, None);
     }

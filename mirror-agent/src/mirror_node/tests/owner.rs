@@ -49,6 +49,8 @@ struct Cluster {
     object: Option<Vec<String>>,
     /// The server refuses another owner for an existing object.
     is_strict: bool,
+    /// The server fails the next change of the owners.
+    is_failing: bool,
     /// How often the server was asked for the Node.
     reviews: u32,
 }
@@ -70,6 +72,9 @@ impl Cluster {
         if !path.ends_with("/status") && request.method() == "PATCH" {
             if self.is_strict && self.object.is_some() {
                 return Reply::Status(403);
+            }
+            if std::mem::take(&mut self.is_failing) {
+                return Reply::Status(500);
             }
             let owners = body["metadata"]["ownerReferences"].as_array().unwrap();
             self.object = Some(owners.iter().map(|of| of["uid"].as_str().unwrap().to_owned()).collect());
@@ -119,6 +124,14 @@ async fn an_object_without_an_owner_gets_one_later() {
     assert_eq!(write(&mut owner).await, (0, 0));
     cluster.lock().unwrap().is_strict = false;
     assert_eq!(write(&mut Owner::default()).await, (1, 1));
+    // The server fails once, while it takes the owner.
+    {
+        let mut cluster = cluster.lock().unwrap();
+        (cluster.object, cluster.is_failing) = (Some(Vec::new()), true);
+    }
+    let mut owner = Owner::default();
+    put(&client, "one", &MirrorNodeStatus::default(), &mut owner).await.unwrap_err();
+    assert_eq!(write(&mut owner).await, (1, 2), "the owner is tried again");
 }
 
 /// The Node has another UID then, and the token of the agent has the old one for a while.
