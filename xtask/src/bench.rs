@@ -2,7 +2,7 @@
 
 use std::os::unix::process::CommandExt as _;
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result, bail, ensure};
 use clap::ValueEnum;
 
 use crate::{
@@ -48,29 +48,26 @@ pub(crate) fn run(args: BenchArgs) -> Result<()> {
     if bench != Bench::Traffic && !arguments.is_empty() {
         bail!("`{}` is not understood: only `bench traffic` has options", arguments.join(" "));
     }
-    if !is_root() {
-        bail!("the benches load programs and make network namespaces: run them as root");
-    }
+    ensure!(is_root(), "the benches load programs and make network namespaces: run them as root");
     tools::stable()?;
     tools::bpf()?;
     programs::bring(&programs::NETWORK)?;
     bpffs()?;
+    let name = bench.to_possible_value().context("each has a name")?;
     let mut cargo = workspace::cargo("bench");
-    cargo.args(["--package", "mirror-tests", "--bench"]);
+    cargo.args(["--package", "mirror-tests", "--bench", name.get_name()]);
+    if bench != Bench::Packet {
+        // The agent is optimised, as users run it.
+        cargo.env("MIRROR_AGENT", workspace::release_agent()?);
+    }
     match bench {
-        Bench::Packet => cargo.arg("packet").run(),
-        // Here and below, the agent is optimised, as users run it.
-        Bench::Target => cargo.arg("target").env("MIRROR_AGENT", workspace::release_agent()?).run(),
-        Bench::Capture => cargo.arg("capture").env("MIRROR_AGENT", workspace::release_agent()?).run(),
-        Bench::Scale => level::with_api(cargo.arg("scale").env("MIRROR_AGENT", workspace::release_agent()?)),
-        Bench::Controller => {
-            level::with_api(cargo.arg("controller").env("MIRROR_AGENT", workspace::release_agent()?))
-        }
+        Bench::Packet | Bench::Target | Bench::Capture => cargo.run(),
+        Bench::Scale | Bench::Controller => level::with_api(&mut cargo),
         Bench::Switch => vm::bench_switch(),
         Bench::Traffic => {
             programs::bring(&programs::TRAFFIC)?;
             let agent = workspace::release_agent()?;
-            let mut traffic = command(workspace::traffic()?);
+            let mut traffic = command(workspace::program("traffic")?);
             // Replaces this process, so that Ctrl-C does not end it before the benchmark has removed what it created.
             Err(traffic.env("MIRROR_AGENT", agent).args(arguments).exec()).context("bench traffic")
         }

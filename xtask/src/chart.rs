@@ -3,7 +3,6 @@
 //! This module does not use a cluster. The tests on a cluster check that the API server accepts the result, and that
 //! the agent runs with it. `generate` and `lint` call this module.
 
-mod cases;
 mod openshift;
 mod prometheus;
 mod schemas;
@@ -11,16 +10,16 @@ mod schemas;
 mod tests;
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     ffi::OsStr,
     fs,
     path::{Path, PathBuf},
     process::Command,
 };
 
-use anyhow::{Context as _, Result, bail, ensure};
+use anyhow::{Context as _, Result, anyhow, bail, ensure};
+use serde_json::Value;
 
-use self::cases::{OLDEST_KUBERNETES, REFUSED, TAKEN, TAKEN_BY_NEWER, WITHOUT};
 use crate::{
     process::{Run as _, step},
     tools, workspace,
@@ -30,6 +29,12 @@ use crate::{
 const RENDERED_FOR: &str = "1.30.0";
 /// Values of platforms, which the page explains; `full-values.yaml` is for the checks alone.
 const PLATFORMS: (&str, &str) = ("deploy/chart/ci", "docs/platforms.md");
+
+/// Rendered charts, by their values or the files with these.
+type Manifests = BTreeMap<String, String>;
+
+/// The cases of `cases.yaml`, by the version of Kubernetes. A case has lists of values and of texts.
+type Cases = BTreeMap<String, Vec<BTreeMap<String, Vec<String>>>>;
 
 /// Renders the chart with its default values, as `helm install podmirror --namespace podmirror` does.
 pub(crate) fn rendered() -> Result<String> {
@@ -55,45 +60,63 @@ pub(crate) fn check() -> Result<()> {
     let version = env!("CARGO_PKG_VERSION");
     let manifest = fs::read_to_string(workspace::root().join("deploy/chart/Chart.yaml"))?;
     for key in ["version", "appVersion"] {
-        if !manifest.lines().any(|line| line == format!("{key}: {version}")) {
-            bail!("deploy/chart/Chart.yaml does not say `{key}: {version}`, the workspace's version");
-        }
+        let has_version = manifest.lines().any(|line| line == format!("{key}: {version}"));
+        ensure!(has_version, "Chart.yaml does not say `{key}: {version}`, the workspace's version");
     }
     helm()?.args(["lint", "--strict", "--quiet", "deploy/chart"]).run()?;
-    let mut manifests = BTreeMap::new();
-    let of_oldest = TAKEN.iter().map(|taken| (taken, OLDEST_KUBERNETES));
-    for ((values, part), kubernetes) in
-        of_oldest.chain(TAKEN_BY_NEWER.iter().map(|taken| (taken, RENDERED_FOR)))
-    {
-        let text = template(values, kubernetes)?.read()?;
-        if !text.contains(part) {
-            bail!("the chart with {} renders to something without {part:?}", values.join(" "));
-        }
-        manifests.insert(format!("{}, Kubernetes {kubernetes}", values.join(" ")), text);
-    }
-    for (values, kubernetes, part) in WITHOUT {
-        if template(values, kubernetes)?.args(["--show-only", "templates/*.yaml"]).read()?.contains(part) {
-            bail!("the chart with {} has {part:?} for Kubernetes {kubernetes}", values.join(" "));
-        }
-    }
-    for (values, part) in REFUSED {
-        let output = template(values, OLDEST_KUBERNETES)?.output().context("helm")?;
-        let told = String::from_utf8_lossy(&output.stderr);
-        if output.status.success() {
-            bail!("the chart takes {}", values.join(" "));
-        }
-        if !told.contains(part) {
-            bail!("the chart refuses {} without naming {part:?}: {told}", values.join(" "));
-        }
-    }
-    println!(
-        "    {} values rendered, {} refused",
-        TAKEN.len() + TAKEN_BY_NEWER.len() + WITHOUT.len(),
-        REFUSED.len()
-    );
+    let mut manifests = rendered_cases()?;
     manifests.extend(schemas::check(&platforms()?)?);
-    openshift::check(&manifests)?;
-    prometheus::check(&manifests)
+    each_with(&manifests, "kind: SecurityContextConstraints\n", openshift::fits)?;
+    let mut rules = BTreeSet::new();
+    each_with(&manifests, "apiVersion: monitoring.coreos.com/", |objects| {
+        rules.extend(prometheus::check(objects)?);
+        Ok(())
+    })?;
+    prometheus::check_syntax(&rules)
+}
+
+/// Renders the chart with the values of each case, compares the outcome, and returns the manifests.
+fn rendered_cases() -> Result<Manifests> {
+    const KEYS: [&str; 4] = ["set", "has", "lacks", "refused"];
+    let cases: Cases = serde_saphyr::from_str(include_str!("../chart/cases.yaml"))
+        .map_err(|why| anyhow!("xtask/chart/cases.yaml: {why}"))?;
+    let (mut manifests, mut refused) = (Manifests::new(), 0);
+    let cases = cases.iter().flat_map(|(version, cases)| cases.iter().map(move |case| (version, case)));
+    for (kubernetes, case) in cases {
+        let texts = |key: &str| case.get(key).map(Vec::as_slice).unwrap_or_default();
+        let title = format!("{}, Kubernetes {kubernetes}", texts("set").join(" "));
+        ensure!(case.keys().all(|key| KEYS.contains(&key.as_str())), "{title}: a key is none of {KEYS:?}");
+        let output = template(texts("set"), kubernetes)?.output().context("helm")?;
+        let is_taken = output.status.success();
+        let told = String::from_utf8_lossy(&output.stderr);
+        ensure!(is_taken != case.contains_key("refused"), "helm with {title}: {}; {told}", output.status);
+        let text = if is_taken { String::from_utf8_lossy(&output.stdout) } else { told };
+        let mut wanted = texts("has").iter().chain(texts("refused"));
+        if let Some(part) = wanted.find(|part| !text.contains(*part)) {
+            bail!("the outcome of {title} does not have {part:?}");
+        }
+        if let Some(part) = texts("lacks").iter().find(|part| text.contains(*part)) {
+            bail!("the outcome of {title} has {part:?}");
+        }
+        if is_taken {
+            manifests.insert(title, text.into_owned());
+        } else {
+            refused += 1;
+        }
+    }
+    println!("    {} values rendered, {refused} refused", manifests.len());
+    Ok(manifests)
+}
+
+/// Checks the objects of each manifest that contains `part`, as at least one does.
+fn each_with(manifests: &Manifests, part: &str, mut check: impl FnMut(&[Value]) -> Result<()>) -> Result<()> {
+    let mut with_part = manifests.iter().filter(|(_, manifest)| manifest.contains(part)).peekable();
+    ensure!(with_part.peek().is_some(), "no values make {part:?}");
+    with_part.try_for_each(|(values, manifest)| {
+        let objects: Vec<Value> =
+            serde_saphyr::from_multiple(manifest).map_err(|why| anyhow!("{values}: {why}"))?;
+        check(&objects).with_context(|| values.clone())
+    })
 }
 
 /// The files with the values of platforms.
@@ -115,12 +138,12 @@ fn with_file(file: &Path, kubernetes: &str) -> Result<String> {
     template(&[], kubernetes)?.arg("--values").arg(file).read()
 }
 
-fn template(values: &[&str], kubernetes: &str) -> Result<Command> {
+fn template(values: &[String], kubernetes: &str) -> Result<Command> {
     let mut template = helm()?;
     template.args(["template", "podmirror", "deploy/chart", "--namespace", "podmirror"]);
     // A helm that Go has built without helm's own makefile assumes a very old cluster.
     template.args(["--kube-version", kubernetes]);
-    template.args(values.iter().flat_map(|value| ["--set", value]));
+    template.args(values.iter().flat_map(|value| ["--set", value.as_str()]));
     Ok(template)
 }
 

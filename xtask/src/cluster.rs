@@ -5,7 +5,7 @@ pub(crate) mod level;
 
 use std::path::{Path, PathBuf};
 
-use anyhow::{Result, bail};
+use anyhow::{Result, ensure};
 use clap::Subcommand;
 use mirror_test_cluster::{Built, TestCluster as _, built};
 
@@ -41,9 +41,7 @@ enum Action {
 }
 
 pub(crate) fn run(args: ClusterArgs) -> Result<()> {
-    if !is_root() {
-        bail!("the cluster needs root, for network namespaces, cgroups and mounts");
-    }
+    ensure!(is_root(), "the cluster needs root, for network namespaces, cgroups and mounts");
     match args.action {
         Action::Up { cni, api_only } => built::up(api_only, cni.map(|name| name.parse()).transpose()?),
         Action::Down => built::down(),

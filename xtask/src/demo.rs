@@ -2,7 +2,7 @@
 
 use std::os::unix::process::CommandExt as _;
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result, ensure};
 
 use crate::{
     process::{command, is_root, step},
@@ -14,9 +14,7 @@ use crate::{
 
 /// Runs the demo. Returns only if it cannot run.
 pub(crate) fn run() -> Result<()> {
-    if !is_root() {
-        bail!("the demo needs root, to load programs and to make network namespaces");
-    }
+    ensure!(is_root(), "the demo needs root, to load programs and to make network namespaces");
     tools::stable()?;
     tools::bpf()?;
     programs::bring(&programs::NETWORK)?;

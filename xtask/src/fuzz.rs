@@ -2,7 +2,7 @@
 
 use std::{env, fs, path::Path};
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result, ensure};
 
 use crate::{
     pins,
@@ -28,9 +28,7 @@ pub(crate) fn run(only: &[String]) -> Result<()> {
         .collect::<Result<Vec<_>>>()?;
     targets.retain(|target| only.is_empty() || only.contains(target));
     targets.sort();
-    if targets.is_empty() {
-        bail!("no target of tests/fuzz is named {}", only.join(" "));
-    }
+    ensure!(!targets.is_empty(), "no target of tests/fuzz is named {}", only.join(" "));
     for target in targets {
         step(&format!("fuzzing {target} for {seconds} s"));
         let corpus = Path::new("target/fuzz-corpus").join(&target);

@@ -5,7 +5,7 @@
 
 use std::fs;
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result, ensure};
 
 use crate::{
     chart,
@@ -13,35 +13,8 @@ use crate::{
     tools, workspace,
 };
 
-/// The chart with its default values, for `kubectl apply`.
-const RENDERED: &str = "deploy/rendered/podmirror.yaml";
-/// The page of the chart, with its values.
-const README: &str = "deploy/chart/README.md";
-
-/// The files that the agent prints, and the command for each: flags and annotations, and the CRDs.
-const PRINTED: [(&str, &str); 2] =
-    [("docs/reference.md", "reference"), ("deploy/chart/files/crds.yaml", "crds")];
-
 /// The text before the rendered chart. It creates the namespace, as Helm does with `--create-namespace`.
-const HEAD: &str = "\
-# Generated from deploy/chart by `cargo xtask gen`: do not edit.
-#
-# For Kubernetes 1.30 and newer; older ones need what Helm makes of the chart for them.
-#
-# kubectl apply -f podmirror.yaml     installs podmirror on every node of the architecture amd64. A node of another one
-#                                     gets no agent: that is in the DaemonSet's nodeAffinity
-# kubectl delete -f podmirror.yaml    removes it, and all that it has put on the nodes, and the CRDs with every Mirror and
-#                                     ClusterMirror of the cluster
----
-apiVersion: v1
-kind: Namespace
-metadata:
-  name: podmirror
-  labels:
-    app.kubernetes.io/name: podmirror
-    # The agent uses the node's network, process ids and BPF file system, which the other levels forbid.
-    pod-security.kubernetes.io/enforce: privileged
-";
+const HEAD: &str = include_str!("../chart/head.yaml");
 
 /// The command line of `cargo xtask gen`.
 #[derive(Debug, clap::Args)]
@@ -53,64 +26,57 @@ pub(crate) struct GenArgs {
 
 /// Writes the files, or checks them.
 pub(crate) fn run(args: GenArgs) -> Result<()> {
-    let GenArgs { check } = args;
-    if !check {
-        return write();
+    if args.check {
+        check_printed()?;
+        return check();
     }
-    check_printed()?;
-    self::check()
+    // The chart contains the CRDs.
+    for (file, text) in printed()? {
+        write(file, &text)?;
+    }
+    of_chart()?.iter().try_for_each(|(file, text)| write(file, text))
 }
 
 /// Fails if what is made of the chart is not up to date.
 pub(crate) fn check() -> Result<()> {
     step("generated files");
-    for (file, text) in [(RENDERED, rendered()?), (README, chart::readme()?)] {
-        if fs::read_to_string(workspace::root().join(file)).unwrap_or_default() != text {
-            bail!("{file} is not what the chart makes: `cargo xtask gen` writes it");
-        }
-    }
-    Ok(())
+    are_up_to_date(&of_chart()?)
 }
 
 /// Fails if a file that the agent prints is not up to date. Needs no Go, but builds the agent.
 pub(crate) fn check_printed() -> Result<()> {
     step("what the agent prints: the reference, and the CRDs");
-    for (file, word) in PRINTED {
-        let path = workspace::root().join(file);
-        if fs::read_to_string(path).unwrap_or_default() != printed(word)? {
-            bail!("{file} is not what `mirror-agent {word}` prints: `cargo xtask gen` writes it");
-        }
+    are_up_to_date(&printed()?)
+}
+
+fn are_up_to_date(files: &[(&str, String); 2]) -> Result<()> {
+    for (file, text) in files {
+        let is_up_to_date = fs::read_to_string(workspace::root().join(file)).is_ok_and(|old| old == *text);
+        ensure!(is_up_to_date, "{file} is not up to date: `cargo xtask gen` writes it");
     }
     Ok(())
 }
 
-fn write() -> Result<()> {
-    for (file, word) in PRINTED {
-        write_file(file, &printed(word)?)?;
-    }
-    // The chart contains the CRDs.
-    write_file(RENDERED, &rendered()?)?;
-    write_file(README, &chart::readme()?)
-}
-
-fn write_file(file: &str, text: &str) -> Result<()> {
+fn write(file: &str, text: &str) -> Result<()> {
     step(&format!("writing {file}"));
     let path = workspace::root().join(file);
-    let dir = path.parent().unwrap_or(&path);
-    fs::create_dir_all(dir).with_context(|| dir.display().to_string())?;
     fs::write(&path, text).with_context(|| path.display().to_string())
 }
 
-/// The output of the built agent for this command. xtask does not depend on the agent's crate, because xtask also
-/// builds with older versions of Rust.
-fn printed(word: &str) -> Result<String> {
+/// The files that the built agent prints. xtask does not depend on the agent's crate, because xtask also builds with
+/// older versions of Rust.
+fn printed() -> Result<[(&'static str, String); 2]> {
     tools::stable()?;
     tools::bpf()?;
-    command(workspace::agent()?).arg(word).read()
+    let agent = workspace::agent()?;
+    let printed = |word: &str| command(&agent).arg(word).read();
+    Ok([("docs/reference.md", printed("reference")?), ("deploy/chart/files/crds.yaml", printed("crds")?)])
 }
 
-fn rendered() -> Result<String> {
-    Ok(HEAD.to_owned() + &without_helm(&chart::rendered()?))
+/// The files that helm and helm-docs make of the chart.
+fn of_chart() -> Result<[(&'static str, String); 2]> {
+    let rendered = HEAD.to_owned() + &without_helm(&chart::rendered()?);
+    Ok([("deploy/rendered/podmirror.yaml", rendered), ("deploy/chart/README.md", chart::readme()?)])
 }
 
 /// Removes the lines that name Helm as the objects' manager.

@@ -63,13 +63,13 @@ pub(crate) fn build(arch: Arch, profile: &str, to: &Path) -> Result<Image> {
     tools::bpf()?;
     let built = portable::linux("mirror-agent", arch, profile)?;
     let agent = built.executable()?;
-    let version =
-        built.variables.get("PODMIRROR_VERSION").context("the agent's build script told no version")?;
+    let revision =
+        built.variables.get("PODMIRROR_REVISION").context("the agent's build script told no revision")?;
     step("writing the image");
     if let Some(dir) = to.parent() {
         fs::create_dir_all(dir).with_context(|| dir.display().to_string())?;
     }
-    let config = json!({ "Entrypoint": ["/mirror-agent"], "Labels": labels(version) });
+    let config = json!({ "Entrypoint": ["/mirror-agent"], "Labels": labels(revision) });
     let binary = fs::read(&agent).with_context(|| agent.display().to_string())?;
     write_archive(to, REFERENCE, arch, &[Entry::program("mirror-agent", binary)], &config)?;
     let bytes = fs::metadata(to)?.len();
@@ -79,26 +79,19 @@ pub(crate) fn build(arch: Arch, profile: &str, to: &Path) -> Result<Image> {
     Ok(Image { archive: to.to_owned(), agent, bytes })
 }
 
-/// The labels for registries and people (OCI annotations). `version` is that of the agent's build script: the binary
+/// The labels for registries and people (OCI annotations). `revision` is that of the agent's build script: the binary
 /// may not run here, and git may have changed since.
-fn labels(version: &str) -> Value {
+fn labels(revision: &str) -> Value {
     let mut labels = json!({
         "org.opencontainers.image.title": "podmirror",
         "org.opencontainers.image.description": "Copies the packets of chosen Kubernetes pods to a mirror interface",
         "org.opencontainers.image.version": env!("CARGO_PKG_VERSION"),
         "org.opencontainers.image.licenses": "(Apache-2.0 OR MIT) AND (MIT OR GPL-2.0-only)",
     });
-    if let Some(commit) = commit(version) {
-        labels["org.opencontainers.image.revision"] = Value::String(commit.to_owned());
+    if revision != "unknown" {
+        labels["org.opencontainers.image.revision"] = json!(revision);
     }
     labels
-}
-
-/// The commit in a version like "0.1.0 (1a2b3c4d5e6f)", if it is known.
-fn commit(version: &str) -> Option<&str> {
-    let (_, rest) = version.split_once('(')?;
-    let (commit, _) = rest.split_once(')')?;
-    (commit != "unknown").then_some(commit)
 }
 
 fn megabytes(bytes: u64) -> f64 {
@@ -112,7 +105,7 @@ mod tests {
     #[test]
     fn an_image_names_its_commit_where_there_is_one() {
         const REVISION: &str = "org.opencontainers.image.revision";
-        assert_eq!(labels("0.1.0 (1a2b3c4d5e6f-dirty)")[REVISION], "1a2b3c4d5e6f-dirty");
-        assert!(labels("0.1.0 (unknown)").get(REVISION).is_none());
+        assert_eq!(labels("1a2b3c4d5e6f-dirty")[REVISION], "1a2b3c4d5e6f-dirty");
+        assert!(labels("unknown").get(REVISION).is_none());
     }
 }

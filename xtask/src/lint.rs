@@ -5,7 +5,7 @@
 
 use std::fs;
 
-use anyhow::{Context as _, Result, anyhow, bail};
+use anyhow::{Context as _, Result, anyhow, bail, ensure};
 
 use crate::{
     chart, ebpf, generate, layers, pins,
@@ -88,9 +88,8 @@ fn opted_in() -> Result<()> {
     let metadata = workspace::metadata()?;
     let members = metadata["packages"].as_array().context("a workspace has members")?;
     for manifest in members.iter().filter_map(|member| member["manifest_path"].as_str()) {
-        if !fs::read_to_string(manifest)?.contains("[lints]\nworkspace = true\n") {
-            bail!("{manifest} does not say `[lints] workspace = true`");
-        }
+        let has_lints = fs::read_to_string(manifest)?.contains("[lints]\nworkspace = true\n");
+        ensure!(has_lints, "{manifest} does not say `[lints] workspace = true`");
     }
     Ok(())
 }

@@ -10,7 +10,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result, ensure};
 
 use crate::{
     arch::Arch,
@@ -30,64 +30,35 @@ pub(crate) struct PluginArgs {
     url: String,
     /// A program that was built elsewhere, as in darwin-arm64=FILE. Can be repeated.
     #[arg(long = "program", value_name = "OS-ARCH=FILE", value_parser = program)]
-    programs: Vec<(Platform, PathBuf)>,
+    programs: Vec<(&'static str, PathBuf)>,
     /// The directory to write into [default: target/plugin].
     #[arg(long, value_name = "DIR")]
     output: Option<PathBuf>,
 }
 
-/// The platform of a program, in the words of Krew.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Platform {
-    os: &'static str,
-    arch: &'static str,
+/// The platforms of programs in the words of Krew, in the order of the manifest.
+const PLATFORMS: [&str; 5] = ["linux-amd64", "linux-arm64", "windows-amd64", "darwin-amd64", "darwin-arm64"];
+
+/// The name of the program in its archive.
+fn program_name(platform: &str) -> &'static str {
+    if platform.starts_with("windows") { "kubectl-mirror.exe" } else { "kubectl-mirror" }
 }
 
-/// All platforms, in the order of the manifest.
-const PLATFORMS: [Platform; 5] = [
-    Platform { os: "linux", arch: "amd64" },
-    Platform { os: "linux", arch: "arm64" },
-    Platform { os: "windows", arch: "amd64" },
-    Platform { os: "darwin", arch: "amd64" },
-    Platform { os: "darwin", arch: "arm64" },
-];
-
-impl Platform {
-    fn name(self) -> String {
-        format!("{}-{}", self.os, self.arch)
-    }
-
-    /// The name of the program in its archive.
-    const fn program(self) -> &'static str {
-        match self.os.as_bytes() {
-            b"windows" => "kubectl-mirror.exe",
-            _ => "kubectl-mirror",
-        }
-    }
-
-    /// Whether the platform has `man`.
-    const fn has_manual(self) -> bool {
-        !matches!(self.os.as_bytes(), b"windows")
-    }
-
-    /// Builds the program here. Returns `None` if this machine cannot build it.
-    fn build(self) -> Result<Option<PathBuf>> {
-        const PACKAGE: &str = "kubectl-mirror";
-        match self.os {
-            "linux" => portable::linux(PACKAGE, self.arch.parse::<Arch>()?, portable::RELEASE)?
-                .executable()
-                .map(Some),
-            "windows" => portable::windows(PACKAGE)?.executable().map(Some),
-            _ => Ok(None),
-        }
-    }
+/// Builds the program here. Returns `None` if this machine cannot build it.
+fn build(platform: &str) -> Result<Option<PathBuf>> {
+    const PACKAGE: &str = "kubectl-mirror";
+    let built = match platform.split_once('-') {
+        Some(("linux", arch)) => portable::linux(PACKAGE, arch.parse()?, portable::RELEASE)?,
+        Some(("windows", _)) => portable::windows(PACKAGE)?,
+        _ => return Ok(None),
+    };
+    built.executable().map(Some)
 }
 
-fn program(words: &str) -> Result<(Platform, PathBuf)> {
+fn program(words: &str) -> Result<(&'static str, PathBuf)> {
     let (name, path) = words.split_once('=').context("write it as OS-ARCH=FILE")?;
-    let names = || PLATFORMS.map(Platform::name).join(", ");
-    let platform = PLATFORMS.into_iter().find(|platform| platform.name() == name);
-    Ok((platform.with_context(|| format!("{name:?} is none of {}", names()))?, path.into()))
+    let platform = PLATFORMS.into_iter().find(|platform| *platform == name);
+    Ok((platform.with_context(|| format!("{name:?} is none of {}", PLATFORMS.join(", ")))?, path.into()))
 }
 
 /// Builds the programs, and writes the archives and the manifest.
@@ -98,12 +69,12 @@ pub(crate) fn run(args: PluginArgs) -> Result<()> {
     let (mut built, mut missing) = (Vec::new(), Vec::new());
     for platform in PLATFORMS {
         let given = programs.iter().find(|(of, _)| *of == platform).map(|(_, path)| path.clone());
-        match given.map_or_else(|| platform.build(), |path| Ok(Some(path)))? {
+        match given.map_or_else(|| build(platform), |path| Ok(Some(path)))? {
             Some(program) => built.push((platform, program)),
-            None => missing.push(platform.name()),
+            None => missing.push(platform),
         }
     }
-    let here = Platform { os: "linux", arch: Arch::host()?.name() };
+    let here = format!("linux-{}", Arch::host()?.name());
     let runs_here = built.iter().find(|(platform, _)| *platform == here);
     let (_, program) = runs_here.context("no program runs on this machine, to write the manual pages")?;
     let pages = manual_pages(program, &output.join("man"))?;
@@ -128,8 +99,8 @@ pub(crate) fn run(args: PluginArgs) -> Result<()> {
     Ok(())
 }
 
-fn archive_name(platform: Platform) -> String {
-    format!("kubectl-mirror-{VERSION}-{}.tar.gz", platform.name())
+fn archive_name(platform: &str) -> String {
+    format!("kubectl-mirror-{VERSION}-{platform}.tar.gz")
 }
 
 /// Makes the program write its manual pages into this directory, which is emptied first. Returns their names and
@@ -149,15 +120,16 @@ fn manual_pages(program: &Path, directory: &Path) -> Result<Vec<(String, Vec<u8>
 }
 
 /// Writes an archive of the program, its licences and its manual pages. The same program gives the same bytes.
-fn write_archive(platform: Platform, program: &Path, pages: &[(String, Vec<u8>)], to: &Path) -> Result<()> {
+fn write_archive(platform: &str, program: &Path, pages: &[(String, Vec<u8>)], to: &Path) -> Result<()> {
     let mut entries = vec![Entry::program(
-        platform.program(),
+        program_name(platform),
         fs::read(program).with_context(|| program.display().to_string())?,
     )];
     for licence in ["LICENSE-APACHE", "LICENSE-MIT"] {
         entries.push(Entry::file(licence, fs::read(workspace::root().join(licence))?));
     }
-    if platform.has_manual() {
+    // Windows has no `man`.
+    if !platform.starts_with("windows") {
         entries.push(Entry::dir("man"));
         entries.extend(pages.iter().map(|(name, page)| Entry::file(&format!("man/{name}"), page.clone())));
     }
@@ -167,36 +139,13 @@ fn write_archive(platform: Platform, program: &Path, pages: &[(String, Vec<u8>)]
 }
 
 /// The manifest of these archives, with their SHA-256.
-fn manifest(url: &str, archives: &[(Platform, String)]) -> Result<String> {
-    if !url.starts_with("https://") {
-        bail!("{url:?} is no address that Krew takes: it begins with https://");
-    }
+fn manifest(url: &str, archives: &[(&str, String)]) -> Result<String> {
+    ensure!(url.starts_with("https://"), "{url:?} is no address that Krew takes: it begins with https://");
     let url = url.trim_end_matches('/');
-    let mut text = format!(
-        "\
-apiVersion: krew.googlecontainertools.github.com/v1alpha2
-kind: Plugin
-metadata:
-  name: mirror
-spec:
-  version: v{VERSION}
-  homepage: {url}
-  shortDescription: Show packets of pods in Wireshark
-  description: |
-    Shows the packets of pods of all nodes in Wireshark, makes and deletes mirrors
-    of pods, and asks the nodes what they mirror and what they do not.
-
-      kubectl mirror tail -n shop deploy/checkout | wireshark -k -i -
-  caveats: |
-    It needs podmirror's agents in the cluster: `kubectl mirror check` looks for them.
-    Shell completion needs a link beside that of Krew:
-      ln -s kubectl-mirror ~/.krew/bin/kubectl_complete-mirror
-  platforms:
-"
-    );
+    let mut text = include_str!("../plugin.yaml").replace("VERSION", VERSION).replace("URL", url);
     for (platform, sha256) in archives {
-        let Platform { os, arch } = platform;
-        let (archive, program) = (archive_name(*platform), platform.program());
+        let (os, arch) = platform.split_once('-').unwrap_or_default();
+        let (archive, program) = (archive_name(platform), program_name(platform));
         write!(text, "  - selector:\n      matchLabels:\n        os: {os}\n        arch: {arch}\n")?;
         write!(text, "    uri: {url}/{archive}\n    sha256: {sha256}\n    bin: {program}\n")?;
     }
@@ -211,15 +160,16 @@ mod tests {
 
     #[test]
     fn the_manifest_has_each_archive_with_its_digest() {
-        let archives = PLATFORMS.map(|platform| (platform, platform.name().replace('-', "")));
+        let archives = PLATFORMS.map(|platform| (platform, platform.replace('-', "")));
         let text = manifest("https://example.org/v1/", &archives).unwrap();
         let read: serde_json::Value = serde_saphyr::from_str(&text).unwrap();
         let expected = archives.map(|(platform, digest)| {
+            let (os, arch) = platform.split_once('-').unwrap();
             serde_json::json!({
-                "selector": { "matchLabels": { "os": platform.os, "arch": platform.arch } },
+                "selector": { "matchLabels": { "os": os, "arch": arch } },
                 "uri": format!("https://example.org/v1/{}", archive_name(platform)),
                 "sha256": digest,
-                "bin": platform.program(),
+                "bin": program_name(platform),
             })
         });
         assert_eq!(read["spec"]["platforms"], serde_json::json!(expected), "{text}");
@@ -228,8 +178,7 @@ mod tests {
 
     #[test]
     fn a_program_is_named_with_its_platform() {
-        let (platform, path) = program("darwin-arm64=/tmp/x=y").unwrap();
-        assert_eq!((platform, path), (PLATFORMS[4], PathBuf::from("/tmp/x=y")));
+        assert_eq!(program("darwin-arm64=/tmp/x=y").unwrap(), ("darwin-arm64", PathBuf::from("/tmp/x=y")));
         for wrong in ["darwin-arm64", "darwin=/tmp/x", "solaris-amd64=/tmp/x"] {
             assert!(program(wrong).is_err(), "{wrong}");
         }

@@ -14,7 +14,8 @@ use crate::{
     cluster::level::{self, Given},
     fuzz,
     process::{Run as _, command, is_ci, is_root, step},
-    programs, readers, tools, vm, workspace,
+    programs::{self, CAPTURES, FIREWALL, NETWORK, Program, TRAFFIC},
+    readers, tools, vm, workspace,
 };
 
 /// The levels of tests.
@@ -122,108 +123,70 @@ impl Level {
     const ALL: [Self; 6] = [Self::Unit, Self::Prog, Self::Netns, Self::Api, Self::Cluster, Self::Vm];
 
     /// The name of the level on the command line, and of its test binary.
-    pub(crate) const fn name(self) -> &'static str {
-        match self {
-            Self::Unit => "unit",
-            Self::Prog => "prog",
-            Self::Netns => "netns",
-            Self::Api => "api",
-            Self::Cluster => "cluster",
-            Self::Vm => "vm",
-            Self::VmWhole => "vm-whole",
-            Self::Readers => "readers",
-            Self::Cilium => "cilium",
-            Self::Multus => "multus",
-            Self::Fuzz => "fuzz",
-        }
+    pub(crate) fn name(self) -> String {
+        self.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default()
+    }
+
+    /// The programs of this machine that the stories use.
+    fn programs(self) -> Vec<Program> {
+        let lists: &[&[Program]] = match self {
+            Self::Prog | Self::Vm | Self::VmWhole => &[],
+            Self::Unit | Self::Readers | Self::Cluster => &[&NETWORK, &CAPTURES],
+            Self::Netns => &[&NETWORK, &CAPTURES, &FIREWALL, &TRAFFIC],
+            Self::Api => &[&NETWORK, &FIREWALL],
+            Self::Fuzz | Self::Cilium | Self::Multus => &[&NETWORK],
+        };
+        lists.concat()
     }
 
     fn run(self, given: Option<&Given>, arguments: &[String]) -> Result<()> {
         tools::stable()?;
         tools::bpf()?;
+        programs::bring(&self.programs())?;
+        if !matches!(self, Self::Unit | Self::Fuzz | Self::Vm | Self::VmWhole) {
+            bpffs()?;
+        }
+        let name = self.name();
         match self {
             Self::Unit => {
                 // The tests in the sources: the test targets of `mirror-tests` have `test = false`.
                 workspace::members("test").arg("--").args(arguments).run()?;
-                programs::bring(&programs::NETWORK)?;
-                programs::bring(&programs::CAPTURES)?;
                 test_target("filter").arg("--").args(arguments).run()
             }
             Self::Fuzz => {
                 if arguments.is_empty() {
-                    programs::bring(&programs::NETWORK)?;
                     let mut filters = test_target("filter");
                     filters.env("MIRROR_FUZZ_PAIRS", FUZZ_PAIRS);
                     filters.args(["--", "random", "--nocapture"]).run()?;
                 }
                 fuzz::run(arguments)
             }
-            Self::Readers => {
-                programs::bring(&programs::NETWORK)?;
-                programs::bring(&programs::CAPTURES)?;
-                bpffs()?;
-                let mut test = test_target(self.name());
-                test.env(readers::VARIABLE, readers::bring()?);
-                test.env("MIRROR_AGENT", workspace::tested(self.name())?.agent);
-                test.arg("--").args(arguments).run()
-            }
-            Self::Prog => {
-                bpffs()?;
-                test_target(self.name()).arg("--").args(arguments).run()
+            Self::Prog => test_target(&name).arg("--").args(arguments).run(),
+            Self::Readers => stories(&name, arguments)?.env(readers::VARIABLE, readers::bring()?).run(),
+            // Only the stories that the arguments select.
+            Self::Netns if !arguments.is_empty() => {
+                ["netns", "traffic"].into_iter().try_for_each(|target| stories(target, arguments)?.run())
             }
             Self::Netns => {
-                programs::bring(&programs::NETWORK)?;
-                programs::bring(&programs::CAPTURES)?;
-                programs::bring(&programs::FIREWALL)?;
-                bpffs()?;
-                programs::bring(&programs::TRAFFIC)?;
-                let agent = workspace::tested(self.name())?.agent;
-                let stories = |target| {
-                    let mut test = test_target(target);
-                    test.env("MIRROR_AGENT", &agent).arg("--").args(arguments);
-                    test
-                };
-                if !arguments.is_empty() {
-                    // Only the stories that the arguments select.
-                    return [self.name(), "traffic"].into_iter().try_for_each(|target| stories(target).run());
-                }
                 let waiting = BUSY.iter().flat_map(|story| ["--skip", story]);
-                stories(self.name()).args(waiting).env(THREADS, threads()).run()?;
-                stories(self.name()).args(BUSY).run()?;
-                stories("traffic").run()?;
+                stories(&name, &[])?.args(waiting).env(THREADS, threads()).run()?;
+                stories(&name, &[])?.args(BUSY).run()?;
+                stories("traffic", &[])?.run()?;
                 step("the demo");
-                test_target("demo").env("MIRROR_AGENT", agent).run()
+                stories("demo", &[])?.run()
             }
             Self::Api => {
-                programs::bring(&programs::NETWORK)?;
-                programs::bring(&programs::FIREWALL)?;
-                bpffs()?;
-                let agent = workspace::tested(self.name())?.agent;
-                let mut test = test_target(self.name());
-                test.env("MIRROR_AGENT", agent).env("MIRROR_PLUGIN", workspace::plugin()?);
-                test.env(programs::PROMTOOL, programs::promtool()?);
-                level::with_api(test.env(THREADS, threads()).arg("--").args(arguments))?;
+                let mut test = stories(&name, arguments)?;
+                test.env("MIRROR_PLUGIN", workspace::program("kubectl-mirror")?).env(THREADS, threads());
+                level::with_api(test.env(programs::PROMTOOL, programs::promtool()?))?;
                 // kubectl was built with the API server.
                 let mut clients = test_target("kubeconfigs");
                 clients.env("MIRROR_KUBECTL", built::kubectl_program().context("no kubectl was built")?);
                 clients.args(["--", "--ignored"]).args(arguments).run()
             }
-            Self::Cluster => {
-                programs::bring(&programs::NETWORK)?;
-                programs::bring(&programs::CAPTURES)?;
-                bpffs()?;
-                level::run(|| test_target(self.name()), given, arguments)
-            }
-            Self::Cilium => {
-                programs::bring(&programs::NETWORK)?;
-                bpffs()?;
-                level::run_with(Cni::Cilium, test_target(self.name()), arguments)
-            }
-            Self::Multus => {
-                programs::bring(&programs::NETWORK)?;
-                bpffs()?;
-                level::run_with(Cni::Multus, test_target(self.name()), arguments)
-            }
+            Self::Cluster => level::run(&Cni::PLUGINS, || test_target(&name), given, arguments),
+            Self::Cilium => level::run(&[Cni::Cilium], || test_target(&name), None, arguments),
+            Self::Multus => level::run(&[Cni::Multus], || test_target(&name), None, arguments),
             Self::Vm => vm::run_short(arguments),
             Self::VmWhole => vm::run_whole(arguments),
         }
@@ -234,44 +197,44 @@ impl Level {
 fn can_run(level: Level, given: Option<&Given>) -> Result<()> {
     match level {
         Level::Unit | Level::Fuzz => Ok(()),
-        Level::Prog | Level::Netns if is_root() => Ok(()),
-        Level::Readers if is_root() => apt::can_unpack(),
-        Level::Prog | Level::Netns | Level::Readers => {
+        Level::Prog | Level::Netns | Level::Readers if !is_root() => {
             bail!("it needs root, to load programs and to make network namespaces")
         }
+        Level::Prog | Level::Netns => Ok(()),
+        Level::Readers | Level::Vm | Level::VmWhole => apt::can_unpack(),
         Level::Api => level::can_run_api(),
         Level::Cluster => level::can_run(given),
         Level::Cilium => level::can_run(None).and_then(|()| cilium::can_be_brought()),
         Level::Multus => level::can_run(None).and_then(|()| multus::can_be_brought()),
-        Level::Vm | Level::VmWhole => apt::can_unpack(),
     }
 }
+
+/// What `--all` installs, unless it is there.
+const ALL_INSTALLS: &str = "\
+    api, cluster  Kubernetes, built by Go: 7 minutes, 1 GB of downloads, 5 GB of disk
+    cluster       a static build of the agent: 2 minutes, 1 GB of disk; containerd and others of Debian 12
+    vm            qemu and Debian's kernels 5.10 and 6.12: 0.2 GB of downloads, 1 GB of disk
+    All of it goes to the cache of podmirror, of Go and of cargo; `cargo xtask test` does without.";
 
 /// Prints what `--all` installs, and how long it takes.
 fn announce() {
     step(
         "every level: an hour or more on 2 cores with the build, and the first time half an hour more for what it brings:",
     );
-    let kubernetes = if built::has_programs() {
-        "is here"
-    } else {
-        "is built by Go: 7 minutes, 1 GB of downloads, 5 GB of disk"
-    };
-    println!("    api, cluster  Kubernetes {kubernetes}");
-    println!(
-        "    cluster       a static build of the agent: 2 minutes, 1 GB of disk; containerd and others of Debian 12"
-    );
-    let kernels = if vm::has_kernels() { "are here" } else { "are downloaded: 0.2 GB, 1 GB of disk" };
-    println!("    vm            qemu and Debian's kernels 5.10 and 6.12 {kernels}");
-    println!(
-        "    All of it goes to the cache of podmirror, of Go and of cargo; `cargo xtask test` does without."
-    );
+    println!("{ALL_INSTALLS}");
 }
 
 fn test_target(name: &str) -> Command {
     let mut test = workspace::members("test");
     test.args(["--test", name]);
     test
+}
+
+/// A test target that runs the built agent.
+fn stories(name: &str, arguments: &[String]) -> Result<Command> {
+    let mut test = test_target(name);
+    test.env("MIRROR_AGENT", workspace::tested(name)?.agent).arg("--").args(arguments);
+    Ok(test)
 }
 
 /// The number of concurrent stories at levels where they mostly wait.

@@ -55,18 +55,14 @@ pub(crate) fn nightly_clippy() -> Result<()> {
 /// Installs the pinned stable toolchain's standard library for another target.
 pub(crate) fn target(name: &str) -> Result<()> {
     stable()?;
-    let rustup = || {
-        let mut rustup = command("rustup");
-        rustup.args(["target"]);
-        rustup
-    };
-    let installed = rustup().args(["list", "--installed", "--toolchain", pins::STABLE]).read()?;
+    let mut rustup = command("rustup");
+    let installed = rustup.args(["target", "list", "--installed", "--toolchain", pins::STABLE]).read()?;
     if installed.lines().any(|line| line == name) {
         return Ok(());
     }
     step(&format!("installing Rust {} for {name} (rustup)", pins::STABLE));
-    let mut add = rustup();
-    add.args(["add", name, "--toolchain", pins::STABLE]);
+    let mut add = command("rustup");
+    add.args(["target", "add", name, "--toolchain", pins::STABLE]);
     add.run().with_context(|| format!("Rust for {name} could not be installed; is the network there?"))
 }
 

@@ -44,39 +44,14 @@ pub(crate) enum Kernel {
 }
 
 impl Kernel {
-    /// The name on the command line, and of the directory in the cache.
-    pub(crate) const fn name(self) -> &'static str {
+    /// The beginning of the version (empty: any), Debian's suite with this kernel, and the module of the stories with
+    /// the attach mode that an agent chooses by default.
+    pub(crate) const fn properties(self) -> [&'static str; 3] {
         match self {
-            Self::Newest => "newest",
-            _ => self.series(),
-        }
-    }
-
-    /// The beginning of the version. Empty: any version.
-    pub(crate) const fn series(self) -> &'static str {
-        match self {
-            Self::V5_10 => "5.10",
-            Self::V6_1 => "6.1",
-            Self::V6_12 => "6.12",
-            Self::Newest => "",
-        }
-    }
-
-    /// The module of the stories with the attach mode that an agent chooses by default on this kernel.
-    const fn way(self) -> &'static str {
-        match self {
-            Self::V5_10 | Self::V6_1 => "clsact",
-            Self::V6_12 | Self::Newest => "tcx",
-        }
-    }
-
-    /// Debian's suite with this kernel.
-    pub(crate) const fn suite(self) -> &'static str {
-        match self {
-            Self::V5_10 => "bullseye-security",
-            Self::V6_1 => "bookworm-security",
-            Self::V6_12 => "trixie-security",
-            Self::Newest => "trixie-backports",
+            Self::V5_10 => ["5.10", "bullseye-security", "clsact"],
+            Self::V6_1 => ["6.1", "bookworm-security", "clsact"],
+            Self::V6_12 => ["6.12", "trixie-security", "tcx"],
+            Self::Newest => ["", "trixie-backports", "tcx"],
         }
     }
 }
@@ -90,32 +65,7 @@ const NEW: Kernel = Kernel::V6_12;
 /// packet, packets that come back, offloads and queues of devices, ring buffers, packet sockets, kinds of tunnels and
 /// of NICs that a newer kernel may lack, IPVS. Each is the beginning of names; `WAY` is the module of the kernel's own
 /// attach mode.
-const STORIES: [&str; 24] = [
-    "attaching::",
-    "bypass::WAY::a_known_cni_is_recognised_before_the_first_packet",
-    "complete::WAY::a_pod_on_a_bridge_is_mirrored_completely",
-    "complete::WAY::frames_of_all_sizes_are_mirrored",
-    "complete::WAY::two_mirrored_routed_pods_are_mirrored_once",
-    "coverage::a_bypass_is_told_within_seconds_and_so_is_its_end",
-    "hidden::WAY::",
-    "hidden::filters_ahead_of_ours_are_told_by_direction",
-    "kinds::",
-    "neighbours::WAY::",
-    "netkit::a_netkit_pod_on_a_bridge_is_mirrored_completely",
-    "netkit::a_routed_netkit_pod_without_addresses_is_mirrored_completely",
-    "netkit::what_a_cni_sends_elsewhere_is_mirrored_and_no_bypass",
-    "offloads::without_offloads_copies_are_as_on_a_wire",
-    "order::WAY::",
-    "pairs::WAY::an_ipvlan_and_what_differs_most_are_mirrored_once",
-    "pod_side::WAY::a_macvlan_pod_is_mirrored",
-    "pod_side::filters::a_filter_that_is_removed_comes_back_and_the_gap_is_told",
-    "pod_side::nics::WAY::an_ipvlan_l3_pod_is_mirrored",
-    "pod_side::nics::WAY::an_ipvlan_pod_is_mirrored",
-    "returns::what_goes_up_through_a_bridge_and_back_is_mirrored_once",
-    "services::both_views_of_an_ipvs_service_are_complete",
-    "tails::a_pod_is_read_completely",
-    "when_read::copies_are_made_for_readers_alone",
-];
+const STORIES: &str = include_str!("../vm/stories");
 
 /// The command line of `cargo xtask vm`.
 #[derive(Debug, clap::Args)]
@@ -148,17 +98,10 @@ pub(crate) fn run(args: VmArgs) -> Result<()> {
         return guest::boot(kernel, &format!("{command}\n"));
     }
     let levels = if levels.is_empty() { vec!["prog".to_owned(), "netns".to_owned()] } else { levels };
-    let chosen = |level: &Level| levels.iter().any(|name| name == level.name());
+    let chosen = |level: &Level| levels.contains(&level.name());
     let levels: Vec<_> = [Level::Prog, Level::Netns, Level::Readers].into_iter().filter(chosen).collect();
     let levels: Vec<_> = levels.into_iter().map(|level| (level, &arguments[..])).collect();
     guest::boot(kernel, &script(&levels)?)
-}
-
-/// Whether the kernels of the level vm are in the cache.
-pub(crate) fn has_kernels() -> bool {
-    let has =
-        |kernel: &Kernel| debian::dir().is_ok_and(|dir| dir.join(kernel.name()).join("vmlinuz").exists());
-    [OLD, NEW].iter().all(has)
 }
 
 /// Runs both levels on every kernel, with all their tests.
@@ -191,7 +134,8 @@ fn run_stories(kernel: Kernel) -> Result<()> {
 
 /// The stories that depend on the kernel, as arguments of the tests.
 fn stories(kernel: Kernel) -> Vec<String> {
-    STORIES.iter().map(|story| story.replace("WAY", kernel.way())).collect()
+    let [_, _, way] = kernel.properties();
+    STORIES.lines().map(|story| story.replace("WAY", way)).collect()
 }
 
 /// Runs the benchmark `switch`, on a kernel with TCX.
@@ -227,7 +171,7 @@ fn script(levels: &[(Level, &[String])]) -> Result<String> {
     step("building what the guest runs");
     let mut script = beginning();
     for (level, arguments) in levels {
-        let Tested { test, agent } = workspace::tested(level.name())?;
+        let Tested { test, agent } = workspace::tested(&level.name())?;
         export(&mut script, "MIRROR_AGENT", &agent)?;
         if *level == Level::Netns {
             programs::bring(&programs::CAPTURES)?;
@@ -267,7 +211,7 @@ mod tests {
     /// A story that was renamed but not here would be skipped without an error.
     #[test]
     fn the_stories_exist() -> std::io::Result<()> {
-        for story in STORIES {
+        for story in STORIES.lines() {
             let parts: Vec<_> = story.split("::").collect();
             let stories = workspace::root().join("tests/tests/netns");
             let inner = stories.join(format!("{}/{}.rs", parts[0], parts[1]));

@@ -6,7 +6,7 @@ use std::{
     process::Command,
 };
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result, ensure};
 use serde_json::Value;
 
 use crate::{pins, process::Run as _, process::command};
@@ -46,7 +46,7 @@ pub(crate) fn metadata() -> Result<Value> {
 }
 
 /// The result of a build.
-#[derive(Debug, Default, PartialEq)]
+#[derive(Debug, Default)]
 pub(crate) struct Built {
     pub(crate) executables: Vec<PathBuf>,
     /// The environment variables that build scripts set for the compiler, which the code reads with `env!`.
@@ -98,10 +98,10 @@ pub(crate) fn tested(name: &str) -> Result<Tested> {
     })
 }
 
-/// Builds the benchmark with traffic, and returns its path. It is not optimised, because it measures the kernel.
-pub(crate) fn traffic() -> Result<PathBuf> {
+/// Builds a program for development, with the same selection, and returns its path.
+pub(crate) fn program(name: &str) -> Result<PathBuf> {
     let mut build = members("build");
-    build.args(["--bin", "traffic"]);
+    build.args(["--bin", name]);
     built_by(build)?.executable()
 }
 
@@ -115,9 +115,7 @@ pub(crate) fn benchmark(name: &str) -> Result<PathBuf> {
 /// Runs a cargo command that builds at least one executable.
 pub(crate) fn built_by(mut build: Command) -> Result<Built> {
     let built = Built::of(&build.arg("--message-format=json-render-diagnostics").read()?)?;
-    if built.executables.is_empty() {
-        bail!("cargo made no executable: {build:?}");
-    }
+    ensure!(!built.executables.is_empty(), "cargo made no executable: {build:?}");
     Ok(built)
 }
 
@@ -126,43 +124,9 @@ pub(crate) fn agent() -> Result<PathBuf> {
     Ok(tested("demo")?.agent)
 }
 
-/// Builds the kubectl plugin for development, with the same selection, and returns its path.
-pub(crate) fn plugin() -> Result<PathBuf> {
-    let mut build = members("build");
-    build.args(["--bin", "kubectl-mirror"]);
-    built_by(build)?.executable()
-}
-
 /// Builds the agent for users, and returns its path.
 pub(crate) fn release_agent() -> Result<PathBuf> {
     let mut build = cargo("build");
     build.args(["--package", "mirror-agent", "--bin", "mirror-agent", "--release"]);
     built_by(build)?.executable()
-}
-
-#[cfg(test)]
-mod tests {
-    #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
-
-    use super::*;
-
-    #[test]
-    fn cargos_messages_say_what_was_built_and_what_build_scripts_told() {
-        let messages = concat!(
-            r#"{"reason":"build-script-executed","cfgs":[],"env":[],"out_dir":"/t/build/libc/out"}"#,
-            "\n",
-            r#"{"reason":"build-script-executed","env":[["VERSION","0.1.0 (1a2b)"],["OBJECT","/t/mirror.o"]]}"#,
-            "\n",
-            r#"{"reason":"compiler-artifact","filenames":["/t/libagent.rlib"],"executable":null,"fresh":true}"#,
-            "\n",
-            r#"{"reason":"compiler-artifact","filenames":["/t/agent"],"executable":"/t/agent","fresh":false}"#,
-            "\n",
-            r#"{"reason":"build-finished","success":true}"#,
-        );
-        let variables = [("VERSION", "0.1.0 (1a2b)"), ("OBJECT", "/t/mirror.o")];
-        let variables = variables.map(|(name, value)| (name.to_owned(), value.to_owned())).into();
-        let expected = Built { executables: vec!["/t/agent".into()], variables };
-        assert_eq!(Built::of(messages).unwrap(), expected);
-        assert!(Built::of("warning: not JSON").is_err());
-    }
 }

@@ -1,60 +1,53 @@
-//! Checks the objects for the Prometheus operator: monitors reach the port of the metrics, and alerts (`alerts`) name
-//! metrics that exist.
+//! Checks the objects for the Prometheus operator: monitors reach the port of the metrics, and alerts name metrics that
+//! exist.
 //!
 //! The API server, the operator and Prometheus accept a monitor that selects nothing, and an alert on an unknown
 //! metric. Only missing series and alerts would show such mistakes.
-
-mod alerts;
-#[cfg(test)]
-mod tests;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
     fs,
 };
 
-use anyhow::{Context as _, Result, anyhow, bail, ensure};
+use anyhow::{Context as _, Result, bail, ensure};
 use serde_json::Value;
 
-use crate::workspace;
+use crate::{
+    process::{Run as _, command, is_ci},
+    programs, workspace,
+};
 
+/// The page with the metrics and their labels. The level api compares it with the metrics of agent and controller.
+pub(super) const PAGE: &str = "docs/metrics.md";
+/// The path of the metrics of agent and controller.
+pub(super) const METRICS_PATH: &str = "/metrics";
 /// The labels that the operator gives to the targets of both kinds of monitors.
 const OF_TARGET: [&str; 6] = ["container", "endpoint", "instance", "job", "namespace", "pod"];
+/// A metric of kube-state-metrics, and its labels.
+const FOREIGN: (&str, [&str; 2]) = ("kube_daemonset_status_number_unavailable", ["daemonset", "namespace"]);
+/// The words of PromQL in the alerts.
+const PROMQL: [&str; 6] = ["by", "max", "min", "or", "sum", "unless"];
 
 type Labels = BTreeSet<String>;
+type Metrics = BTreeMap<String, Labels>;
 
-/// Checks the manifests. Each has the values, or the file, that it was rendered with.
-pub(super) fn check(manifests: &BTreeMap<String, String>) -> Result<()> {
-    let path = metrics_path()?;
-    let metrics = alerts::metrics()?;
-    let mut rules = BTreeSet::new();
-    for (values, manifest) in manifests {
-        // Most manifests have no object for the operator.
-        if !manifest.contains("apiVersion: monitoring.coreos.com/") {
-            continue;
+/// Checks monitors and alerts, and returns the groups of rules as files for Prometheus.
+pub(super) fn check(objects: &[Value]) -> Result<Vec<String>> {
+    let page = fs::read_to_string(workspace::root().join(PAGE)).context(PAGE)?;
+    let (metrics, labels) = (documented(&page), monitors(objects)?);
+    let mut files = Vec::new();
+    for rules in objects.iter().filter(|object| object["kind"] == "PrometheusRule") {
+        for alert in items(&rules["spec"]["groups"]).flat_map(|group| items(&group["rules"])) {
+            check_names(alert, &metrics, &labels).with_context(|| alert["alert"].to_string())?;
         }
-        let objects: Vec<Value> =
-            serde_saphyr::from_multiple(manifest).map_err(|why| anyhow!("{values}: {why}"))?;
-        let checked = monitors(&objects, &path).and_then(|labels| alerts::check(&objects, &metrics, &labels));
-        rules.extend(checked.with_context(|| values.clone())?);
+        // JSON is YAML too.
+        files.push(rules["spec"].to_string());
     }
-    alerts::check_syntax(&rules)
-}
-
-fn read(file: &str) -> Result<String> {
-    fs::read_to_string(workspace::root().join(file)).with_context(|| file.to_owned())
-}
-
-/// The path of the metrics in the HTTP server of agent and controller.
-fn metrics_path() -> Result<String> {
-    let server = read("mirror-agent/src/admin.rs")?;
-    let path = server.split_once("\" => Self::metrics").and_then(|(before, _)| before.rsplit_once('"'));
-    let (_, path) = path.context("mirror-agent/src/admin.rs has no path with the metrics")?;
-    Ok(path.to_owned())
+    Ok(files)
 }
 
 /// Checks that the monitors reach the metrics of each workload, and returns the labels of their targets.
-fn monitors(objects: &[Value], path: &str) -> Result<Labels> {
+pub(super) fn monitors(objects: &[Value]) -> Result<Labels> {
     let of_kind = |kind: &str| objects.iter().filter(|object| object["kind"] == kind).collect::<Vec<_>>();
     let monitors = [of_kind("PodMonitor"), of_kind("ServiceMonitor")].concat();
     let workloads: Vec<_> = objects.iter().filter(|object| object["spec"]["template"].is_object()).collect();
@@ -66,9 +59,10 @@ fn monitors(objects: &[Value], path: &str) -> Result<Labels> {
             ensure!(other.is_null(), "{name} also selects by {other}, which this check does not know");
         }
         for endpoint in items(&spec["podMetricsEndpoints"]).chain(items(&spec["endpoints"])) {
-            let (port, selector) = (&endpoint["port"], &spec["selector"]["matchLabels"]);
+            let (port, selector, path) =
+                (&endpoint["port"], &spec["selector"]["matchLabels"], &endpoint["path"]);
             ensure!(port.is_string(), "{name} names no port");
-            ensure!(endpoint["path"] == path, "{name} scrapes {}, and not {path}", endpoint["path"]);
+            ensure!(path == METRICS_PATH, "{name} scrapes {path}, and not {METRICS_PATH}");
             // The labels namespace and pod are those of the mirrored pod.
             ensure!(endpoint["honorLabels"].as_bool() == Some(true), "{name} does not honor labels");
             let added = items(&endpoint["relabelings"]).filter_map(|rule| rule["targetLabel"].as_str());
@@ -90,7 +84,6 @@ fn monitors(objects: &[Value], path: &str) -> Result<Labels> {
         _ => Ok(labels),
     }
 }
-
 /// The workloads that an object selects. Each must have a port of this name or number.
 fn with_port(by: &Value, selector: &Value, port: &Value, workloads: &[&Value]) -> Result<Vec<String>> {
     let selected = selected(by, selector, workloads, "/spec/template/metadata/labels")?;
@@ -125,4 +118,71 @@ fn title(object: &Value) -> String {
 
 pub(super) fn items(list: &Value) -> impl Iterator<Item = &Value> {
     list.as_array().into_iter().flatten()
+}
+
+/// The metrics in the first cells of the page's tables, with their labels. `{…}` repeats the labels before it.
+pub(super) fn documented(page: &str) -> Metrics {
+    let (foreign, labels) = FOREIGN;
+    let mut metrics = Metrics::from([(foreign.to_owned(), labels.map(str::to_owned).into())]);
+    let mut labels = Labels::new();
+    let rows = page.lines().filter(|line| line.starts_with("| `podmirror_"));
+    let cells = rows.filter_map(|row| row.split(" | ").next());
+    for metric in cells.flat_map(|cell| cell.split('`').skip(1).step_by(2)) {
+        let (name, list) = metric.trim_end_matches('}').split_once('{').unwrap_or((metric, ""));
+        if list != "…" {
+            labels = list.split(',').filter(|label| !label.is_empty()).map(str::to_owned).collect();
+        }
+        metrics.insert(name.to_owned(), labels.clone());
+    }
+    metrics
+}
+
+/// Checks that each word of an alert's expression is a metric, a label of these metrics or of their targets, or
+/// PromQL, and that its texts contain only labels that the expression names.
+pub(super) fn check_names(alert: &Value, metrics: &Metrics, of_target: &Labels) -> Result<()> {
+    let expression = alert["expr"].as_str().context("there is no expression")?;
+    let (mut known, mut labels) = (of_target.clone(), BTreeSet::new());
+    // Values of labels are between quotation marks.
+    for word in expression.split('"').step_by(2).flat_map(words) {
+        match metrics.get(word) {
+            Some(own) => known.extend(own.iter().cloned()),
+            None if PROMQL.contains(&word) => {}
+            None => labels.extend([word]),
+        }
+    }
+    if let Some(label) = labels.iter().find(|label| !known.contains(**label)) {
+        bail!("{label} is neither a metric of {PAGE}, nor a label of those in the expression");
+    }
+    let texts = alert["annotations"].as_object().into_iter().flat_map(|texts| texts.values());
+    for rest in texts.filter_map(Value::as_str).flat_map(|text| text.split("$labels.").skip(1)) {
+        let label = words(rest).next().unwrap_or_default();
+        ensure!(labels.contains(label), "a text has the label {label}, which the expression does not name");
+    }
+    Ok(())
+}
+
+/// The names in a text, which begin with a letter.
+fn words(text: &str) -> impl Iterator<Item = &str> {
+    let words = text.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
+    words.filter(|word| word.starts_with(|c: char| c.is_ascii_alphabetic()))
+}
+
+/// Checks files of rules with promtool: the expressions, and the templates of the texts.
+pub(super) fn check_syntax(files: &BTreeSet<String>) -> Result<()> {
+    ensure!(!files.is_empty(), "no values make a PrometheusRule");
+    let promtool = match programs::promtool() {
+        Err(why) if !is_ci() => {
+            println!("    NOT CHECKED: the syntax of the alerts: {why:#}");
+            return Ok(());
+        }
+        promtool => promtool?,
+    };
+    let mut check = command(promtool);
+    check.args(["check", "rules"]);
+    for (number, rules) in files.iter().enumerate() {
+        let file = workspace::root().join(format!("target/chart/rules-{number}.yaml"));
+        fs::write(&file, rules).with_context(|| file.display().to_string())?;
+        check.arg(file);
+    }
+    check.run().context("Prometheus would refuse the alerts")
 }

@@ -1,11 +1,18 @@
-//! The schema of the values has the keys of `values.yaml`, and no others.
+//! The schema of the values has the keys of `values.yaml` and no others, and the checks of the manifests find each
+//! mistake.
 #![expect(clippy::panic, clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::{collections::BTreeSet, fs};
 
-use serde_json::Value;
+use anyhow::Result;
+use serde_json::{Value, json};
 
+use super::{openshift, prometheus};
 use crate::workspace;
+
+fn read(file: &str) -> String {
+    fs::read_to_string(workspace::root().join(file)).unwrap()
+}
 
 /// The keys in a part of the schema and in the values for it, by their paths, where they differ.
 fn differences(path: &str, schema: &Value, values: &Value, definitions: &Value) -> Vec<String> {
@@ -25,12 +32,75 @@ fn differences(path: &str, schema: &Value, values: &Value, definitions: &Value) 
 
 #[test]
 fn the_schema_and_the_values_have_the_same_keys() {
-    let read = |file: &str| fs::read_to_string(workspace::root().join("deploy/chart").join(file)).unwrap();
-    let values: Value = serde_saphyr::from_str(&read("values.yaml")).unwrap();
-    let schema: Value = serde_json::from_str(&read("values.schema.json")).unwrap();
+    let values: Value = serde_saphyr::from_str(&read("deploy/chart/values.yaml")).unwrap();
+    let schema: Value = serde_json::from_str(&read("deploy/chart/values.schema.json")).unwrap();
     // Helm has `global` for all charts. A probe can have another field.
     let allowed = ["values.global", "initialDelaySeconds"];
     let mut found = differences("values", &schema, &values, &schema["definitions"]);
     found.retain(|line| !allowed.iter().any(|key| line.contains(key)));
     assert_eq!(found, [""; 0]);
+}
+
+/// Runs a check on the objects of a fixture, as they are and with each of the mistakes.
+fn finds_each_mistake(fixture: &str, check: impl Fn(&[Value]) -> Result<()>) {
+    let fixture: Value = serde_saphyr::from_str(fixture).unwrap();
+    check(fixture["objects"].as_array().unwrap()).unwrap();
+    for mistake in fixture["mistakes"].as_array().unwrap() {
+        let mut objects = fixture["objects"].clone();
+        *objects.pointer_mut(mistake["at"].as_str().unwrap()).unwrap() = mistake["is"].clone();
+        let error = format!("{:#}", check(objects.as_array().unwrap()).unwrap_err());
+        assert!(error.contains(mistake["error"].as_str().unwrap()), "{mistake}: {error}");
+    }
+}
+
+#[test]
+fn constraints_allow_what_the_pods_of_the_agents_need_and_nothing_else() {
+    finds_each_mistake(include_str!("../../chart/openshift.yaml"), openshift::fits);
+}
+
+#[test]
+fn a_monitor_selects_labels_in_its_namespace_and_names_a_port_that_is_there() {
+    finds_each_mistake(include_str!("../../chart/prometheus.yaml"), |objects| {
+        let labels = prometheus::monitors(objects)?;
+        assert!(labels.contains("node"));
+        Ok(())
+    });
+    let path = format!("{:?} => Self::metrics", prometheus::METRICS_PATH);
+    assert!(read("mirror-agent/src/admin.rs").contains(&path), "the agent has no {path}");
+}
+
+#[test]
+fn an_alert_names_metrics_that_exist_and_labels_that_they_have() {
+    let metrics = prometheus::documented(&read(prometheus::PAGE));
+    let of_target: BTreeSet<String> = ["namespace", "node"].map(str::to_owned).into();
+    let check = |expression: &str, text: &str| {
+        let alert = json!({ "expr": expression, "annotations": { "summary": "", "description": text } });
+        prometheus::check_names(&alert, &metrics, &of_target)
+    };
+    for expression in [
+        "sum by (node, reason) (podmirror_pods_not_mirrored{reason!~\"OptedOut|(x)\"}) > 0.5e2",
+        "kube_daemonset_status_number_unavailable{daemonset=\"podmirror\"} > 0 unless podmirror_taps",
+    ] {
+        check(expression, "").unwrap();
+    }
+    check("max by (node) (podmirror_sessions / podmirror_sessions_max)", "on {{ $labels.node }}.").unwrap();
+    for (expression, text, error) in [
+        ("podmirror_sessions > podmirror_taps_wanted", "", "podmirror_taps_wanted is neither"),
+        ("sum(up) == 0", "", "up is neither"),
+        ("podmirror_target_up{state=\"down\"} == 0", "", "state is neither"),
+        ("min by (node, extent) (podmirror_target_up) == 0", "", "extent is neither"),
+        ("min by (node) (podmirror_target_up) == 0", "{{ $labels.target }}", "a text has the label target"),
+    ] {
+        let found = format!("{:#}", check(expression, text).unwrap_err());
+        assert!(found.contains(error), "{expression}: {found}");
+    }
+}
+
+#[test]
+fn metrics_are_those_in_the_first_cells_of_the_page() {
+    let page = "| metric | meaning |\n| `podmirror_a{x,y}`, `podmirror_b{…}` | `podmirror_no` |\n| `podmirror_c` | 1 |\n";
+    let mut metrics = prometheus::documented(page);
+    metrics.retain(|name, _| name.starts_with("podmirror_"));
+    let expected = json!({ "podmirror_a": ["x", "y"], "podmirror_b": ["x", "y"], "podmirror_c": [] });
+    assert_eq!(json!(metrics), expected);
 }

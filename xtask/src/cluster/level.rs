@@ -8,7 +8,7 @@ use std::{
     process::Command,
 };
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result, bail, ensure};
 use mirror_test_cluster::{
     BUSYBOX, Built, EXISTING, Existing, KIND_VARIABLE, TestCluster,
     built::{self, Cni, Mode},
@@ -79,17 +79,22 @@ pub(crate) fn with_api(test: &mut Command) -> Result<()> {
         .and(built::down())
 }
 
-/// Builds the image, and runs `test` with `arguments` on the given cluster, or on a node that is built for it. A node
-/// that already runs is used and keeps running.
-pub(crate) fn run(test: impl Fn() -> Command, given: Option<&Given>, arguments: &[String]) -> Result<()> {
+/// Builds the image, and runs `test` with `arguments` on the given cluster, or for each of these CNIs on a node that is
+/// built for it. A node that already runs is used and keeps running: for the reference plugins, one with any CNI.
+pub(crate) fn run(
+    cnis: &[Cni],
+    test: impl Fn() -> Command,
+    given: Option<&Given>,
+    arguments: &[String],
+) -> Result<()> {
     let image = image::build(Arch::host()?, portable::TEST, &target("level-cluster.tar"))?;
     if let Some(given) = given {
         return on_existing(given, &image, test, arguments);
     }
     match running()? {
-        Some(mode @ Mode::Node(cni)) if !is_ci() => {
+        Some(mode @ Mode::Node(cni)) if !is_ci() && (cnis == Cni::PLUGINS || cnis.contains(&cni)) => {
             step(&format!(
-                "using the cluster that there is ({mode}), and leaving it up; with this wiring alone"
+                "using the cluster that there is ({mode}), and leaving it up; with this CNI alone"
             ));
             built::up(false, Some(cni))?;
             on_built(cni, &image, test(), arguments)
@@ -97,25 +102,7 @@ pub(crate) fn run(test: impl Fn() -> Command, given: Option<&Given>, arguments: 
         Some(mode) => {
             bail!("there is a cluster ({mode}), which is in the way: `cargo xtask cluster down` removes it")
         }
-        None => Cni::PLUGINS.into_iter().try_for_each(|cni| for_a_while(cni, &image, test(), arguments)),
-    }
-}
-
-/// Builds the image, and runs `test` with `arguments` on a node with this CNI. Such a node that already runs is used
-/// and keeps running.
-pub(crate) fn run_with(cni: Cni, test: Command, arguments: &[String]) -> Result<()> {
-    let wanted = Mode::Node(cni);
-    let image = image::build(Arch::host()?, portable::TEST, &target(&format!("level-{wanted}.tar")))?;
-    match running()? {
-        Some(mode) if mode == wanted && !is_ci() => {
-            step(&format!("using the cluster that there is ({mode}), and leaving it up"));
-            built::up(false, Some(cni))?;
-            on_built(cni, &image, test, arguments)
-        }
-        Some(mode) => {
-            bail!("there is a cluster ({mode}), which is in the way: `cargo xtask cluster down` removes it")
-        }
-        None => for_a_while(cni, &image, test, arguments),
+        None => cnis.iter().try_for_each(|cni| for_a_while(*cni, &image, test(), arguments)),
     }
 }
 
@@ -168,22 +155,20 @@ fn on_existing(given: &Given, image: &Image, test: impl Fn() -> Command, argumen
 fn same_agent(cluster: &Existing, image: &Image) -> Result<()> {
     let there = cluster.output_of(image::REFERENCE, &["/mirror-agent", "--version"])?;
     let here = Command::new(&image.agent).arg("--version").read()?;
-    if there != here {
-        bail!(
-            "the node's image {} has {}, and {} was built: import {}",
-            image::REFERENCE,
-            there.trim(),
-            here.trim(),
-            image.archive.display()
-        );
-    }
-    println!("    {}", there.trim());
+    let (there, here) = (there.trim(), here.trim());
+    let (reference, archive) = (image::REFERENCE, image.archive.display());
+    ensure!(
+        there == here,
+        "the node's image {reference} has {there}, and {here} was built: import {archive}"
+    );
+    println!("    {there}");
     Ok(())
 }
 
 fn stories(cluster: &dyn TestCluster, image: &Image, test: &mut Command) -> Result<()> {
     test.env("KUBECONFIG", cluster.kubeconfig()).env("MIRROR_AGENT", &image.agent);
-    test.env("MIRROR_HELM", tools::helm()?.get_program()).env("MIRROR_PLUGIN", workspace::plugin()?);
+    test.env("MIRROR_HELM", tools::helm()?.get_program())
+        .env("MIRROR_PLUGIN", workspace::program("kubectl-mirror")?);
     let outcome = test.run();
     // Uninstalling the agent also removes what it has left on this machine.
     let mut uninstall = cluster.kubectl();

@@ -7,7 +7,7 @@ use std::{
     process::Command,
 };
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result, ensure};
 
 use super::Kernel;
 use crate::{
@@ -52,7 +52,8 @@ pub(super) fn dir() -> Result<PathBuf> {
 
 /// The image of a kernel. It is prepared once, and again if its packing list or the guest's init has changed.
 pub(super) fn image(kernel: Kernel) -> Result<Image> {
-    let dir = dir()?.join(kernel.name());
+    let [series, suite, _] = kernel.properties();
+    let dir = dir()?.join(if series.is_empty() { "newest" } else { series });
     let (unpacked, vmlinuz, initramfs) =
         (dir.join("unpacked"), dir.join("vmlinuz"), dir.join("initramfs.cpio"));
     let made_of = format!("{MODULES}\n{ON_DEMAND}\n{INIT}");
@@ -62,10 +63,10 @@ pub(super) fn image(kernel: Kernel) -> Result<Image> {
     }
     programs::bring(&PROGRAMS)?;
     if !unpacked.is_dir() {
-        let apt = Apt::new(&[kernel.suite()])?;
-        let packages = apt.newest_kernel(kernel.series())?;
+        let apt = Apt::new(&[suite])?;
+        let packages = apt.newest_kernel(series)?;
         let names: Vec<_> = packages.iter().map(String::as_str).collect();
-        step(&format!("bringing {} of {} into {}", names[0], kernel.suite(), dir.display()));
+        step(&format!("bringing {} of {suite} into {}", names[0], dir.display()));
         apt.unpack(&names, &unpacked)?;
     }
     if !unpacked.join("lib").exists() {
@@ -163,9 +164,8 @@ pub(super) fn qemu() -> Result<Command> {
     }
     if !fs::read_to_string("/etc/os-release")?.lines().any(|line| line == "VERSION_CODENAME=bookworm") {
         programs::bring(&[Program::of(PACKAGE, NAME)])?;
-        if !recent(&mut command(NAME)) {
-            bail!("qemu 10.0 or newer is needed, and this system's {NAME} is older");
-        }
+        let is_recent = recent(&mut command(NAME));
+        ensure!(is_recent, "qemu 10.0 or newer is needed, and this system's {NAME} is older");
         return Ok(command(NAME));
     }
     // Debian 12 has 7.2, and 10.0 in its backports.
@@ -180,9 +180,7 @@ pub(super) fn qemu() -> Result<Command> {
         qemu.env("LD_LIBRARY_PATH", std::env::join_paths(libraries).unwrap_or_default());
         qemu
     };
-    if !recent(&mut qemu()) {
-        bail!("{} does not start; remove {} to have it brought again", PACKAGE, dir.display());
-    }
+    ensure!(recent(&mut qemu()), "qemu does not start; remove {} to have it brought again", dir.display());
     let mut qemu = qemu();
     qemu.arg("-L").arg(dir.join("usr/share/qemu")).arg("-L").arg(dir.join("usr/share/seabios"));
     Ok(qemu)

@@ -19,6 +19,13 @@ const TIME_LIMIT: Duration = Duration::from_secs(60 * 60);
 /// The beginning of the line with the result.
 const MARKER: &str = "podmirror-vm: ";
 
+/// The guest's devices, with this machine's files. The CPU is `max` without two features that make the emulator copy
+/// byte by byte.
+const MACHINE: &str = "-machine q35 -accel tcg,thread=multi -cpu max,-erms,-fsrm -smp 2 -m 1024 \
+    -nodefaults -no-user-config -display none -no-reboot -serial stdio -device virtio-rng-pci \
+    -fsdev local,id=root,path=/,security_model=none,readonly=on,multidevs=remap \
+    -device virtio-9p-pci,fsdev=root,mount_tag=root";
+
 /// Runs a shell script in a guest with this kernel.
 pub(super) fn boot(kernel: Kernel, script: &str) -> Result<()> {
     let image = debian::image(kernel)?;
@@ -27,27 +34,11 @@ pub(super) fn boot(kernel: Kernel, script: &str) -> Result<()> {
     fs::create_dir_all(&share)?;
     fs::write(share.join("run"), script)?;
 
-    // `max` without two features that make the emulator copy byte by byte.
-    qemu.args([
-        "-machine",
-        "q35",
-        "-accel",
-        "tcg,thread=multi",
-        "-cpu",
-        "max,-erms,-fsrm",
-        "-smp",
-        "2",
-        "-m",
-        "1024",
-    ]);
-    qemu.args(["-nodefaults", "-no-user-config", "-display", "none", "-no-reboot", "-serial", "stdio"]);
+    qemu.args(MACHINE.split_whitespace());
     qemu.arg("-kernel").arg(&image.kernel).arg("-initrd").arg(&image.initramfs);
     qemu.args(["-append", "console=ttyS0 quiet panic=-1 dummy.numdummies=0 ifb.numifbs=0"]);
     let share_option = format!("local,id=share,path={},security_model=none", share.display());
-    qemu.args(["-fsdev", "local,id=root,path=/,security_model=none,readonly=on,multidevs=remap"]);
-    qemu.args(["-device", "virtio-9p-pci,fsdev=root,mount_tag=root"]);
     qemu.args(["-fsdev", &share_option, "-device", "virtio-9p-pci,fsdev=share,mount_tag=share"]);
-    qemu.args(["-device", "virtio-rng-pci"]);
 
     step(&format!("booting Linux {}", image.release));
     let outcome = watch(qemu.stdin(Stdio::null()).stdout(Stdio::piped()));
