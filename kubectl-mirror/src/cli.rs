@@ -3,13 +3,13 @@
 use std::{ffi::OsString, fmt::Display, path::PathBuf, time::Duration};
 
 use clap::{
-    Arg, ArgAction, Args, CommandFactory as _, FromArgMatches as _, Parser, Subcommand, ValueEnum,
+    Arg, ArgAction, ArgMatches, Args, CommandFactory as _, FromArgMatches, Parser, Subcommand, ValueEnum,
     builder::{PossibleValuesParser, TypedValueParser},
     error::ErrorKind,
 };
 use clap_complete::engine::ArgValueCompleter;
 use mirror_api::{Direction, SettingsSpec};
-use mirror_core::settings::{Settings, parse_duration};
+use mirror_core::settings::{SETTINGS, Settings, parse_duration};
 
 use crate::{
     cluster::Connection,
@@ -118,33 +118,18 @@ pub(crate) struct OnArgs {
     /// The target of the copies [default: the mirror interface of each node].
     #[arg(long, value_name = "NAME", add = ArgValueCompleter::new(complete::targets))]
     pub(crate) target: Option<String>,
-    /// Filter of the packets to copy, in tcpdump's syntax (pcap-filter(7)).
-    #[arg(long, value_name = "EXPR")]
-    filter: Option<String>,
     /// Direction of the packets, as seen from the pod [default: both].
     #[arg(long, value_parser = direction())]
     pub(crate) direction: Option<Direction>,
-    /// Share of the flows to copy: one flow in N, for example 1/100 or 10%.
-    #[arg(long, value_name = "SHARE")]
-    sample: Option<String>,
-    /// Maximum copies per second of each NIC, for example 10kpps or 50Mbit.
-    #[arg(long, value_name = "RATE")]
-    rate: Option<String>,
-    /// Bytes to copy of each packet.
-    #[arg(long, value_name = "N")]
-    snaplen: Option<String>,
-    /// Duration after which the mirror ends, for example 15m [default: never].
-    #[arg(long, value_name = "TIME")]
-    duration: Option<String>,
-    /// Number of copies after which the mirror of a NIC ends, for example 100k [default: never].
-    #[arg(long, value_name = "N")]
-    packets: Option<String>,
-    /// Number of copied bytes after which the mirror of a NIC ends, for example 1Gi [default: never].
-    #[arg(long, value_name = "BYTES")]
-    bytes: Option<String>,
+    #[command(flatten)]
+    pub(crate) settings: SettingArgs,
     #[command(flatten)]
     pub(crate) change: Change,
 }
+
+/// A flag for each of [`SETTINGS`].
+#[derive(Debug)]
+pub(crate) struct SettingArgs(pub(crate) SettingsSpec);
 
 #[derive(Debug, Args)]
 #[group(id = "off", required = true, multiple = false, args = ["objects", "name"])]
@@ -256,7 +241,7 @@ pub(crate) fn read(words: impl IntoIterator<Item = OsString>) -> Result<Cli, cla
     let cli = Cli::from_arg_matches(&command().try_get_matches_from(words)?)?;
     match &cli.command {
         Command::Tail(args) => args.settings().map(drop).and(args.which.check())?,
-        Command::On(args) => args.settings().map(drop).and(args.named().map(drop))?,
+        Command::On(args) => drop(args.named()?),
         Command::Off(args) => drop(args.named()?),
         Command::Explain(args) => drop(args.pod()?),
         _ => {}
@@ -277,8 +262,8 @@ fn direction() -> impl TypedValueParser<Value = Direction> {
 }
 
 /// The settings with these flags. They are checked as by the API server and the agents.
-fn settings<const N: usize>(
-    flags: [(&'static str, Option<&str>); N],
+fn settings<'a>(
+    flags: impl IntoIterator<Item = (&'static str, Option<&'a str>)>,
     duration: Option<Duration>,
 ) -> Result<SettingsSpec, clap::Error> {
     let mut settings = Settings::default();
@@ -323,21 +308,31 @@ impl TailArgs {
     }
 }
 
-impl OnArgs {
-    pub(crate) fn settings(&self) -> Result<SettingsSpec, clap::Error> {
-        let Self { filter, sample, rate, snaplen, duration, packets, bytes, .. } = self;
-        let flags = [
-            ("filter", filter),
-            ("sample", sample),
-            ("rate", rate),
-            ("snaplen", snaplen),
-            ("duration", duration),
-            ("packets", packets),
-            ("bytes", bytes),
-        ];
-        settings(flags.map(|(key, value)| (key, value.as_deref())), None)
+impl Args for SettingArgs {
+    fn augment_args(command: clap::Command) -> clap::Command {
+        command.args(
+            SETTINGS.iter().map(|of| Arg::new(of.key).long(of.key).value_name(of.value_name).help(of.help)),
+        )
     }
 
+    fn augment_args_for_update(command: clap::Command) -> clap::Command {
+        Self::augment_args(command)
+    }
+}
+
+impl FromArgMatches for SettingArgs {
+    fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
+        let value = |key| matches.get_one::<String>(key).map(String::as_str);
+        settings(SETTINGS.iter().map(|of| (of.key, value(of.key))), None).map(Self)
+    }
+
+    fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
+        *self = Self::from_arg_matches(matches)?;
+        Ok(())
+    }
+}
+
+impl OnArgs {
     /// The name of the Mirror, and the workload unless labels are given.
     pub(crate) fn named(&self) -> Result<(String, Option<Workload>), clap::Error> {
         if self.which.selector.is_some() {

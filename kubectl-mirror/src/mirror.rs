@@ -12,7 +12,7 @@ use mirror_api::{MAX_NAME, Mirror, MirrorSpec, TargetRef};
 use sha2::{Digest as _, Sha256};
 
 use crate::{
-    cli::{Change, DryRun, OffArgs, OnArgs},
+    cli::{Change, DryRun, OffArgs, OnArgs, SettingArgs},
     cluster::Cluster,
     print,
     resource::Resource,
@@ -28,8 +28,7 @@ const LABEL: &str = "app.kubernetes.io/managed-by";
 /// Creates or changes the Mirror.
 pub(crate) async fn on(args: OnArgs, cluster: &Cluster) -> anyhow::Result<()> {
     let (name, workload) = args.named()?;
-    let settings = args.settings()?;
-    let OnArgs { which, target, direction, change, .. } = args;
+    let OnArgs { which, target, direction, settings: SettingArgs(settings), change, .. } = args;
     let labels = match workload {
         Some(workload) => workload.resolve(cluster).await?,
         None => which.selector.map(|labels| labels.0).unwrap_or_default(),

@@ -56,23 +56,30 @@ pub struct Cloned {
     pub removed: u32,
 }
 
+/// A question about a packet in a session. The answer is yes or no.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Question {
+    /// Step 2 with [`SESSION_SEGMENTS`]: is the packet a super-frame?
+    SuperFrame,
+    /// Step 4 with [`TARGET_GUARDED`]: is the packet the collector's own, or one of a podmirror tunnel, which contains
+    /// a copy from another node? A packet that leaves a pod contains none.
+    Refused,
+    /// Step 4 with [`TARGET_WHEN_READ`]: does nobody read the target now?
+    Unread,
+}
+
 /// The inputs and the effects of the decision. The tap programs implement it with the kernel, the tests with a model.
 pub trait Kernel {
     /// Step 2 for a session with a filter: runs the filter's program and returns its answer, or any other number if the
     /// program does not exist.
     fn filter(&mut self, session: &Session) -> u32;
-    /// Step 2 for a session with [`SESSION_SEGMENTS`]: whether the packet is a super-frame.
-    fn is_super_frame(&mut self) -> bool;
+    /// Answers a question about the packet in this session.
+    fn answer(&mut self, question: Question, packet: Packet, tap: &Tap, session: &Session) -> bool;
     /// Step 2 for a session with a sample: [`in_sample`](crate::sample::in_sample) on the packet's header. `None`: the
     /// header cannot be read.
     fn sample(&mut self, session: &Session) -> Option<bool>;
     /// The target at this index of `TARGETS`, as seen from the tap.
     fn target(&mut self, tap: &Tap, index: u32) -> Option<Reach>;
-    /// Step 4 for a target with [`TARGET_GUARDED`]: whether the packet is the collector's own, or a packet of one of
-    /// podmirror's tunnels, which contains a copy from another node. A packet that leaves a pod contains none.
-    fn is_refused(&mut self, tap: &Tap, target: u32, leaves_pod: bool) -> bool;
-    /// Step 4 for a target with [`TARGET_WHEN_READ`]: whether nobody reads it now.
-    fn is_unread(&mut self, target: u32) -> bool;
     /// Step 5 for a session that has limits, or whose target has a ceiling: [`charge`](crate::limit::charge::charge).
     fn charge(&mut self, tap: &Tap, session: &Session, target: Reach) -> Result<Paid, Verdict>;
     /// Refunds what [`Self::charge`] took: [`give_back`](crate::limit::charge::give_back).
@@ -171,16 +178,14 @@ fn run<K: Kernel>(
     copies: Copies,
 ) -> Result<u32, Verdict> {
     check_direction(packet, direction, session)?;
-    filter_and_sample(kernel, tap, session)?;
+    filter_and_sample(kernel, packet, tap, session)?;
     check_duplicate(session, copies)?;
     let target = kernel.target(tap, session.target).ok_or(Verdict::Failed)?;
     check_target(packet, session, target)?;
-    if target.flags & TARGET_GUARDED != 0
-        && kernel.is_refused(tap, session.target, tap.kind().leaves_pod(packet.hook))
-    {
+    if target.flags & TARGET_GUARDED != 0 && kernel.answer(Question::Refused, packet, tap, session) {
         return Err(Verdict::Loop);
     }
-    if target.flags & TARGET_WHEN_READ != 0 && kernel.is_unread(session.target) {
+    if target.flags & TARGET_WHEN_READ != 0 && kernel.answer(Question::Unread, packet, tap, session) {
         return Err(Verdict::Unread);
     }
     let has_limits =
@@ -218,11 +223,16 @@ const fn check_direction(packet: Packet, direction: Direction, session: &Session
 
 /// Step 2: whether the packet passes the session's filter and sample, if the session has them.
 #[inline(always)]
-fn filter_and_sample<K: Kernel>(kernel: &mut K, tap: &Tap, session: &Session) -> Result<(), Verdict> {
+fn filter_and_sample<K: Kernel>(
+    kernel: &mut K,
+    packet: Packet,
+    tap: &Tap,
+    session: &Session,
+) -> Result<(), Verdict> {
     if session.flags & SESSION_FILTERED != 0 {
         match kernel.filter(session) {
             FILTER_MATCHES => {}
-            FILTER_DIFFERS if is_left_to_reader(kernel, tap, session) => {}
+            FILTER_DIFFERS if is_left_to_reader(kernel, packet, tap, session) => {}
             FILTER_DIFFERS => return Err(Verdict::Filtered),
             // A filter that cannot run lets nothing pass.
             _ => return Err(Verdict::Failed),
@@ -241,9 +251,9 @@ fn filter_and_sample<K: Kernel>(kernel: &mut K, tap: &Tap, session: &Session) ->
 /// Whether the filter is left to the reader: the packet is a super-frame for a stream, whose reader filters each
 /// segment.
 #[inline(always)]
-fn is_left_to_reader<K: Kernel>(kernel: &mut K, tap: &Tap, session: &Session) -> bool {
+fn is_left_to_reader<K: Kernel>(kernel: &mut K, packet: Packet, tap: &Tap, session: &Session) -> bool {
     session.flags & SESSION_SEGMENTS != 0
-        && kernel.is_super_frame()
+        && kernel.answer(Question::SuperFrame, packet, tap, session)
         && kernel.target(tap, session.target).is_some_and(|target| target.flags & TARGET_STREAM != 0)
 }
 

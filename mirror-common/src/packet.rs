@@ -1,4 +1,4 @@
-//! The beginning of a packet, as used for sampling.
+//! The beginning of a packet.
 
 /// The length of a [`Header`]: a power of two, so that a mask can prove an offset to be in bounds.
 pub const HEADER_BYTES: usize = 128;

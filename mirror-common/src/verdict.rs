@@ -122,7 +122,7 @@ pub enum Verdict {
     Congested = 5,
     /// The kernel could not make the copy (no memory, for example).
     Failed = 6,
-    /// The session's filter does not match the packet.
+    /// The session does not select the packet, for example because its filter does not match.
     Filtered = 7,
     /// The packet's flow is not in the sample.
     SampledOut = 8,

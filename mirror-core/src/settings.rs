@@ -1,9 +1,9 @@
 //! The settings of a mirror apart from the choice of pods: filter, sample, rate, snap length, budgets.
 //!
 //! Pure: parses texts into values or an error message, and formats values as the same texts. Each setting is one
-//! [`Setting`] of [`SETTINGS`]: its key, its descriptions, its parser and its formatter. Annotations, flags, `status`
-//! and the reference are generated from that list. `mirror_common` defines how the kernel uses the values; `select`
-//! decides who can set them.
+//! [`Setting`] of [`SETTINGS`]: its key, its descriptions, its parser and its formatter. Annotations, the flags of the
+//! agent and the plugin, `status`, `explain` and the reference are generated from that list. `mirror_common` defines
+//! how the kernel uses the values; `select` decides who can set them.
 
 mod descriptor;
 mod quantity;
@@ -11,37 +11,20 @@ mod quantity;
 mod tests;
 mod values;
 
-use std::{fmt, time::Duration};
+use std::{collections::BTreeMap, fmt, time::Duration};
 
 use mirror_common::limit::Limits;
 
 use crate::filter::ebpf::{self, Insn};
 
 pub use self::{
-    descriptor::{FILTER, KEYS, SETTINGS, Setting},
+    descriptor::{FILTER, KEYS, SETTINGS, Setting, Settings},
     values::{
         DEFAULT_BURST, MAX_BITS_PER_SECOND, MAX_BURST, MAX_PACKETS_PER_SECOND, MAX_SNAPLEN, MIN_BURST,
         MIN_SNAPLEN, parse_burst, parse_bytes, parse_duration, parse_filter, parse_packets, parse_quantity,
         parse_rate, parse_sample, parse_snaplen, show_kubernetes_duration,
     },
 };
-
-/// The settings of one mirror, for the packets of its directions.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Settings {
-    /// The packets to copy. `None`: all.
-    pub filter: Option<CaptureFilter>,
-    /// The flows to copy. `None`: all.
-    pub sample: Option<Share>,
-    /// Seed of the sample. It is the same on all nodes.
-    pub seed: u32,
-    /// Maximum rate of copies. `None`: no limit.
-    pub rate: Option<Rate>,
-    /// Maximum bytes of a copy. `None`: no limit.
-    pub snaplen: Option<u32>,
-    /// The bounds that end the mirror.
-    pub budget: Budget,
-}
 
 /// A compiled filter in the language of pcap-filter(7).
 ///
@@ -165,12 +148,13 @@ impl Settings {
     /// The settings in readable form, such as `filter "tcp port 443"` or `rate 10kpps,50Mbit`, in the order of
     /// [`SETTINGS`].
     pub fn words(&self) -> Vec<String> {
-        let word = |setting: &Setting| {
-            let value = setting.show(self)?;
-            let quote = if setting.is_quoted { "\"" } else { "" };
-            Some(format!("{} {quote}{value}{quote}", setting.key))
-        };
-        SETTINGS.iter().filter_map(word).collect()
+        SETTINGS.iter().filter_map(|setting| Some(setting.word(&setting.show(self)?))).collect()
+    }
+
+    /// The values of the settings that are set, by key.
+    pub fn texts(&self) -> BTreeMap<String, String> {
+        let text = |setting: &Setting| Some((setting.key.to_owned(), setting.show(self)?));
+        SETTINGS.iter().filter_map(text).collect()
     }
 
     /// Whether two sets of settings are the same request. The texts of the filters are compared, not the programs; the

@@ -7,11 +7,13 @@
 mod explain;
 mod table;
 
+use std::collections::BTreeMap;
+
 use mirror_common::verdict::{Misfit, Verdict};
 use serde::{Deserialize, Serialize};
 
 pub use self::table::{columns, printable};
-use crate::settings::{Budget, Settings, Share};
+use crate::settings::{Budget, SETTINGS, Setting};
 
 /// The verdicts of packets that should have been copied but were not.
 pub const LOSSES: [Verdict; 5] =
@@ -105,11 +107,8 @@ pub struct SessionStatus {
     pub origin: String,
     /// The directions that are copied.
     pub direction: String,
-    /// The other settings.
-    pub settings: SettingsStatus,
-    /// The settings as text, in the order in which the program applies them. For the table only.
-    #[serde(skip)]
-    pub words: Vec<String>,
+    /// The other settings that are set, by key, with their values as in annotations.
+    pub settings: BTreeMap<String, String>,
     /// The used-up budget that has ended the session.
     pub ended: Option<String>,
     /// The remaining budgets.
@@ -120,27 +119,6 @@ pub struct SessionStatus {
     /// The copies that differ from the request, if there are any.
     #[serde(default)]
     pub misfits: Vec<MisfitStatus>,
-}
-
-/// The settings other than the direction. `None`: not set.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct SettingsStatus {
-    /// Text of the filter.
-    pub filter: Option<String>,
-    /// Share of the flows, at most 1.
-    pub sample: Option<f64>,
-    /// Maximum packets per second.
-    pub rate_packets: Option<u64>,
-    /// Maximum bits per second.
-    pub rate_bits: Option<u64>,
-    /// Maximum bytes of a copy.
-    pub snaplen: Option<u32>,
-    /// Time budget in seconds.
-    pub duration: Option<f64>,
-    /// Packet budget.
-    pub packets: Option<u64>,
-    /// Byte budget.
-    pub bytes: Option<u64>,
 }
 
 /// The remaining budgets of a session. `None`: no such budget.
@@ -158,22 +136,6 @@ impl From<Budget> for LeftStatus {
     fn from(left: Budget) -> Self {
         let Budget { duration, packets, bytes } = left;
         Self { duration: duration.map(|time| time.as_secs_f64()), packets, bytes }
-    }
-}
-
-impl From<Settings> for SettingsStatus {
-    fn from(settings: Settings) -> Self {
-        let Settings { filter, sample, seed: _, rate, snaplen, budget } = settings;
-        Self {
-            filter: filter.map(|filter| filter.text),
-            sample: sample.map(|Share(share)| f64::from(share) / (f64::from(u32::MAX) + 1.0)),
-            rate_packets: rate.and_then(|rate| rate.packets),
-            rate_bits: rate.and_then(|rate| rate.bits),
-            snaplen,
-            duration: budget.duration.map(|time| time.as_secs_f64()),
-            packets: budget.packets,
-            bytes: budget.bytes,
-        }
     }
 }
 
@@ -247,6 +209,11 @@ pub struct MisfitStatus {
 }
 
 impl SessionStatus {
+    /// The settings with their values, in the order of [`SETTINGS`].
+    fn settings(&self) -> impl Iterator<Item = (&'static Setting, &str)> {
+        SETTINGS.iter().filter_map(move |setting| Some((setting, self.settings.get(setting.key)?.as_str())))
+    }
+
     /// Returns the number of copies that differ in this way, and by how many bytes.
     pub fn misfit(&self, kind: Misfit) -> (u64, u64) {
         let of_kind = self.misfits.iter().filter(|misfit| misfit.kind == kind.name());

@@ -1,6 +1,4 @@
 //! The beginning of a packet, as on the wire.
-//!
-//! Called for sessions with a sample, and by `guard`.
 
 use aya_ebpf::{bindings::__sk_buff, btf_maps::PerCpuArray, helpers::bpf_skb_load_bytes, macros::btf_map};
 use mirror_common::packet::{HEADER_BYTES, Header, LEN_OFFSET};

@@ -24,7 +24,7 @@ use mirror_common::{
         Counter, DeviceKey, FILTER_PLACES, MAX_SESSIONS, MAX_TAPS, SETTINGS_PLACES, Session, SessionCounters,
         SessionInfo, TARGET_PLACES, TARGET_TUNNEL, Tap, TapOwner, Target,
     },
-    decide::{self, Cloned, Kernel, Packet, Reach},
+    decide::{self, Cloned, Kernel, Packet, Question, Reach},
     limit::charge::Paid,
     sample::in_sample,
     verdict::{Direction, Hook, Verdict},
@@ -141,9 +141,18 @@ impl Kernel for Skb {
     }
 
     #[inline(always)]
-    fn is_super_frame(&mut self) -> bool {
-        // SAFETY: the context is valid for the whole program.
-        unsafe { (*self.skb).gso_size != 0 }
+    fn answer(&mut self, question: Question, packet: Packet, tap: &Tap, session: &Session) -> bool {
+        match question {
+            Question::SuperFrame => {
+                // SAFETY: the context is valid for the whole program.
+                unsafe { (*self.skb).gso_size != 0 }
+            }
+            Question::Refused => {
+                let leaves_pod = tap.kind().leaves_pod(packet.hook);
+                guard::refuses(self.skb, session.target, u32::from(leaves_pod), tap.bridge) != 0
+            }
+            Question::Unread => unread::is_unread(session.target),
+        }
     }
 
     #[inline(always)]
@@ -161,16 +170,6 @@ impl Kernel for Skb {
         // Inside a pod, the target's ifindex would refer to another device.
         let ifindex = if INSIDE.load() == 0 || *ifindex == 0 { *ifindex } else { tap.exit };
         Some(Reach { ifindex, flags: *flags })
-    }
-
-    #[inline(always)]
-    fn is_refused(&mut self, tap: &Tap, target: u32, leaves_pod: bool) -> bool {
-        guard::refuses(self.skb, target, u32::from(leaves_pod), tap.bridge) != 0
-    }
-
-    #[inline(always)]
-    fn is_unread(&mut self, target: u32) -> bool {
-        unread::is_unread(target)
     }
 
     #[inline(always)]

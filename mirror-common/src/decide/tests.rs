@@ -60,8 +60,12 @@ impl Kernel for Node {
         if differs { FILTER_DIFFERS } else { self.answer.unwrap_or(FILTER_MATCHES) }
     }
 
-    fn is_super_frame(&mut self) -> bool {
-        self.is_super_frame
+    fn answer(&mut self, question: Question, _: Packet, _: &Tap, session: &Session) -> bool {
+        match question {
+            Question::SuperFrame => self.is_super_frame,
+            Question::Refused => self.refused.contains(&session.target),
+            Question::Unread => self.unread.contains(&session.target),
+        }
     }
 
     fn sample(&mut self, _: &Session) -> Option<bool> {
@@ -70,14 +74,6 @@ impl Kernel for Node {
 
     fn target(&mut self, _: &Tap, index: u32) -> Option<Reach> {
         self.targets.get(index as usize).copied()
-    }
-
-    fn is_refused(&mut self, _: &Tap, target: u32, _: bool) -> bool {
-        self.refused.contains(&target)
-    }
-
-    fn is_unread(&mut self, target: u32) -> bool {
-        self.unread.contains(&target)
     }
 
     fn charge(&mut self, _: &Tap, session: &Session, _: Reach) -> Result<Paid, Verdict> {

@@ -1,10 +1,10 @@
-//! The list of the settings. Pure. Each setting has one entry with its parser, formatter and documentation, so they
-//! cannot be mixed up.
+//! The settings and the list of them. Pure. Each setting has one entry with its parser, formatter and documentation, so
+//! they cannot be mixed up.
 //!
 //! The list is independent of flags and annotation prefixes: `cli` and `select` add those to the keys.
 
 use super::{
-    CaptureFilter, SettingError, Settings,
+    Budget, CaptureFilter, Rate, SettingError, Share,
     values::{
         parse_bytes, parse_duration, parse_packets, parse_rate, parse_sample, parse_snaplen, show_bytes,
         show_duration, show_packets, show_rate, show_sample,
@@ -13,6 +13,23 @@ use super::{
 
 /// Compiles a filter: the compiler itself, or a cache in front of it.
 pub(super) type Compile<'a> = &'a mut dyn FnMut(&str) -> Result<CaptureFilter, String>;
+
+/// The settings of one mirror, for the packets of its directions.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Settings {
+    /// The packets to copy. `None`: all.
+    pub filter: Option<CaptureFilter>,
+    /// The flows to copy. `None`: all.
+    pub sample: Option<Share>,
+    /// Seed of the sample. It is the same on all nodes.
+    pub seed: u32,
+    /// Maximum rate of copies. `None`: no limit.
+    pub rate: Option<Rate>,
+    /// Maximum bytes of a copy. `None`: no limit.
+    pub snaplen: Option<u32>,
+    /// The bounds that end the mirror.
+    pub budget: Budget,
+}
 
 /// The full description of a setting.
 #[derive(Debug)]
@@ -23,12 +40,12 @@ pub struct Setting {
     pub env: &'static str,
     /// The placeholder for the value in a usage line.
     pub value_name: &'static str,
-    /// The effect and the accepted values, in one or two sentences.
+    /// The effect, a comma, and the accepted values.
     pub help: &'static str,
     /// A typical value.
     pub example: &'static str,
     /// Whether the value is a text of several words, which is printed in quotation marks.
-    pub(super) is_quoted: bool,
+    is_quoted: bool,
     parse: fn(&mut Settings, &str, Compile<'_>) -> Result<(), String>,
     show: fn(&Settings) -> Option<String>,
 }
@@ -62,8 +79,8 @@ pub static SETTINGS: [Setting; 7] = [
         key: "rate",
         env: "PODMIRROR_RATE",
         value_name: "RATE",
-        help: "Maximum copies per second, in packets (10kpps), in bits (50Mbit) or both (10kpps,50Mbit); optionally with the \
-               time for which an unused rate accumulates (,burst=100ms), from 1ms to 10s",
+        help: "Maximum copies per second of each NIC, in packets (10kpps), in bits (50Mbit) or both (10kpps,50Mbit); \
+               optionally with the time for which an unused rate accumulates (,burst=100ms), from 1ms to 10s",
         example: "10kpps,50Mbit,burst=100ms",
         is_quoted: false,
         parse: |settings, text, _| parse_rate(text).map(|rate| settings.rate = Some(rate)),
@@ -93,7 +110,7 @@ pub static SETTINGS: [Setting; 7] = [
         key: "packets",
         env: "PODMIRROR_PACKETS",
         value_name: "N",
-        help: "End after this many copies, a number with an optional k, M or G",
+        help: "End after this many copies of each NIC, a number with an optional k, M or G",
         example: "100k",
         is_quoted: false,
         parse: |settings, text, _| parse_packets(text).map(|count| settings.budget.packets = Some(count)),
@@ -103,8 +120,8 @@ pub static SETTINGS: [Setting; 7] = [
         key: "bytes",
         env: "PODMIRROR_BYTES",
         value_name: "BYTES",
-        help: "End after this many copied bytes, a number with an optional k, M, G, T (decimal) or Ki, Mi, Gi, Ti (binary), \
-               and an optional B",
+        help: "End after this many copied bytes of each NIC, a number with an optional k, M, G, T (decimal) or Ki, Mi, Gi, \
+               Ti (binary), and an optional B",
         example: "1Gi",
         is_quoted: false,
         parse: |settings, text, _| parse_bytes(text).map(|bytes| settings.budget.bytes = Some(bytes)),
@@ -146,5 +163,20 @@ impl Setting {
     /// Formats the value, so that [`Self::set`] parses it to the same value. `None`: not set.
     pub fn show(&self, settings: &Settings) -> Option<String> {
         (self.show)(settings)
+    }
+
+    /// The key and the value, such as `filter "tcp port 443"`.
+    pub(crate) fn word(&self, value: &str) -> String {
+        format!("{} {}", self.key, self.quoted(value))
+    }
+
+    /// The effect and the value, such as `Bytes to copy of each packet: 96`.
+    pub(crate) fn sentence(&self, value: &str) -> String {
+        let effect = self.help.split(", ").next().unwrap_or(self.help);
+        format!("{effect}: {}", self.quoted(value))
+    }
+
+    fn quoted(&self, value: &str) -> String {
+        if self.is_quoted { format!("\"{value}\"") } else { value.to_owned() }
     }
 }

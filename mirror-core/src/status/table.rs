@@ -88,7 +88,7 @@ pub(super) fn table(status: &NodeStatus) -> String {
         text.push_str(&columns(&rows));
     }
     for (tap, session) in sessions() {
-        let mut words = session.words.clone();
+        let mut words: Vec<_> = session.settings().map(|(setting, value)| setting.word(value)).collect();
         words.extend(session.ended.as_ref().map(|budget| format!("ENDED: {budget} used up")));
         words.extend(Misfit::ALL.into_iter().filter_map(|kind| misfit(kind, session.misfit(kind))));
         if !words.is_empty() {
@@ -191,15 +191,14 @@ pub fn printable(text: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
+
     use proptest::prelude::*;
 
     use super::*;
-    use crate::{
-        settings::Settings,
-        status::{
-            AttachedStatus, DirectionCoverage, LeftStatus, MisfitStatus, PodSideStatus, PodStatus,
-            SessionStatus, TapStatus,
-        },
+    use crate::status::{
+        AttachedStatus, DirectionCoverage, LeftStatus, MisfitStatus, PodSideStatus, PodStatus, SessionStatus,
+        TapStatus,
     };
 
     /// A tap with one session that has seen nothing.
@@ -211,8 +210,7 @@ mod tests {
             tunnel_key: None,
             origin: "annotation".into(),
             direction: "both".into(),
-            settings: Settings::default().into(),
-            words: Vec::new(),
+            settings: BTreeMap::new(),
             ended: None,
             left: LeftStatus::default(),
             counters: Vec::new(),

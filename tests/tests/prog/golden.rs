@@ -8,7 +8,7 @@ use std::{collections::BTreeSet, env, fmt::Write as _, fs, mem::offset_of, path:
 
 use aya_obj::{Object, maps::PinningType};
 use mirror_common::{
-    abi::*,
+    abi::ABI_VERSION,
     limit::TICKS_PER_NS,
     stream::{HEAD, RecordHead, SIZES},
     verdict::{Direction, Misfit, TapKind, Verdict},
@@ -16,6 +16,9 @@ use mirror_common::{
 use mirror_core::model::Origin;
 
 use crate::btf::Btf;
+
+/// The source of the numbers, so that none is left out.
+const SOURCE: &str = include_str!("../../../mirror-common/src/abi.rs");
 
 /// Set this variable to write the file.
 const WRITE: &str = "PODMIRROR_WRITE_ABI";
@@ -85,46 +88,10 @@ fn describe() -> String {
         }
     }
     text += "\nNumbers\n";
-    macro_rules! numbers {
-        ($($name:ident),+ $(,)?) => {
-            $(writeln!(text, "  {} {:#x}", stringify!($name), $name).unwrap();)+
-        };
+    for line in SOURCE.lines().filter_map(|line| line.strip_prefix("pub const ")) {
+        writeln!(text, "  {}", line.trim_end_matches(';')).unwrap();
     }
-    numbers!(
-        COPIED_MASK,
-        COPIED_MARK,
-        COPY_MARK,
-        FORM_BITS,
-        TAP_CAPTURES_ONLY,
-        FILTER_MATCHES,
-        FILTER_DIFFERS,
-        SESSION_FILTERED,
-        SESSION_METERED,
-        SESSION_POD_METERED,
-        SESSION_SEGMENTS,
-        TARGET_UP,
-        TARGET_QUEUELESS,
-        TARGET_CUTS,
-        TARGET_STREAM,
-        TARGET_GUARDED,
-        TARGET_TUNNEL,
-        TARGET_METERED,
-        TARGET_WHEN_READ,
-        TUNNEL_IPV6,
-        TUNNEL_CHECKSUM,
-        TUNNEL_IDENTITY,
-        IDENTITY_CLASS,
-        IDENTITY_TYPE,
-        OVERSIZE_TRUNCATE,
-        OVERSIZE_SEGMENT,
-        OVERSIZE_FRAGMENT,
-        OVERSIZE_DROP,
-        NODE_LIMIT,
-        POD_LIMIT,
-        SHARE_LIMIT,
-        NAMESPACE_LIMIT,
-        TICKS_PER_NS,
-    );
+    writeln!(text, "  TICKS_PER_NS: u64 = {TICKS_PER_NS}").unwrap();
     // Records are not pinned, but their reader can be of another version than the agent.
     writeln!(text, "  record: head of {HEAD} bytes, sizes {SIZES:?}").unwrap();
     macro_rules! head {

@@ -8,7 +8,7 @@ use mirror_common::{
         Session, TARGET_CUTS, TARGET_GUARDED, TARGET_QUEUELESS, TARGET_STREAM, TARGET_UP, TARGET_WHEN_READ,
         Tap, Target,
     },
-    decide::{self, Cloned, Kernel, Packet, Reach},
+    decide::{self, Cloned, Kernel, Packet, Question, Reach},
     limit::charge::Paid,
     verdict::{Direction, Hook, Verdict},
 };
@@ -128,8 +128,19 @@ impl Kernel for Model<'_> {
         unreachable!("no session has a filter")
     }
 
-    fn is_super_frame(&mut self) -> bool {
-        unreachable!("no session has a filter")
+    fn answer(&mut self, question: Question, packet: Packet, tap: &Tap, session: &Session) -> bool {
+        let Aim { collector, bridge, unread, .. } = self.aims[session.target as usize];
+        match question {
+            Question::Refused => {
+                let comes_from = self.from != 0 && self.from == self.targets[session.target as usize].ifindex;
+                let is_on_bridge = bridge != 0 && bridge == tap.bridge;
+                let leaves_pod = tap.kind().leaves_pod(packet.hook);
+                let goes_to = |byte| byte == DESTINATION && (!leaves_pod || is_on_bridge);
+                collector.is_some_and(|byte| goes_to(byte) || comes_from)
+            }
+            Question::Unread => unread == Some(u64::MAX),
+            other => unreachable!("no session asks {other:?}"),
+        }
     }
 
     fn sample(&mut self, _: &Session) -> Option<bool> {
@@ -138,18 +149,6 @@ impl Kernel for Model<'_> {
 
     fn target(&mut self, _: &Tap, index: u32) -> Option<Reach> {
         self.targets.get(index as usize).map(|&Target { ifindex, flags, .. }| Reach { ifindex, flags })
-    }
-
-    fn is_refused(&mut self, tap: &Tap, target: u32, leaves_pod: bool) -> bool {
-        let Aim { collector, bridge, .. } = self.aims[target as usize];
-        let comes_from = self.from != 0 && self.from == self.targets[target as usize].ifindex;
-        let is_on_bridge = bridge != 0 && bridge == tap.bridge;
-        let goes_to = |byte| byte == DESTINATION && (!leaves_pod || is_on_bridge);
-        collector.is_some_and(|byte| goes_to(byte) || comes_from)
-    }
-
-    fn is_unread(&mut self, target: u32) -> bool {
-        self.aims[target as usize].unread == Some(u64::MAX)
     }
 
     fn charge(&mut self, _: &Tap, _: &Session, _: Reach) -> Result<Paid, Verdict> {

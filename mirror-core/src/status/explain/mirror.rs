@@ -10,7 +10,8 @@ use super::{Subject, Text, coverage, is_attached, target, verb, verdicts};
 use crate::{
     annotations::{MIRROR, OVN_MIRROR},
     model::{Directions, Name, Origin, Place},
-    status::{CounterStatus, LeftStatus, NodeStatus, SessionStatus, SettingsStatus, TapStatus},
+    settings::Setting,
+    status::{CounterStatus, NodeStatus, SessionStatus, TapStatus},
 };
 
 impl Subject<'_> {
@@ -19,10 +20,7 @@ impl Subject<'_> {
         text.line(1, &format!("Mirror {}", session.mirror));
         text.line(2, &origin(session));
         text.line(2, &directions(session));
-        for line in settings(&session.settings) {
-            text.line(2, &line);
-        }
-        for line in budgets(session) {
+        for line in settings(session) {
             text.line(2, &line);
         }
         target::write(self.status, &session.target, 2, text);
@@ -77,52 +75,30 @@ fn directions(session: &SessionStatus) -> String {
     }
 }
 
-/// The settings: which packets, how many, and how much of each.
-fn settings(settings: &SettingsStatus) -> Vec<String> {
-    let SettingsStatus { filter, sample, rate_packets, rate_bits, snaplen, .. } = settings;
-    let rates =
-        [rate_packets.map(|rate| format!("{rate} packets")), rate_bits.map(|rate| format!("{rate} bits"))];
-    let rates: Vec<_> = rates.into_iter().flatten().collect();
-    let mut lines = Vec::new();
-    lines.extend(filter.as_ref().map(|filter| format!("Filter: only packets that match \"{filter}\".")));
-    lines.extend(sample.map(|share| format!("Sample: only {} of the flows.", percent(share))));
-    if !rates.is_empty() {
-        lines.push(format!("Rate: at most {} a second.", rates.join(" and ")));
-    }
-    lines.extend(snaplen.map(|bytes| format!("Snap length: only the first {bytes} bytes of each packet.")));
+/// The settings with what is left of the budgets, and which budget has ended the mirror.
+fn settings(session: &SessionStatus) -> Vec<String> {
+    let SessionStatus { ended, left, .. } = session;
+    let left = |setting: &Setting| match setting.key {
+        "duration" => left.duration.map(|time| format!("{} s", (time * 10.0).round() / 10.0)),
+        "packets" => left.packets.map(|count| count.to_string()),
+        "bytes" => left.bytes.map(|count| count.to_string()),
+        _ => None,
+    };
+    let line = |(setting, value): (&'static Setting, &str)| {
+        let left = left(setting).map(|left| format!("; {left} are left")).unwrap_or_default();
+        format!("{}{left}.", setting.sentence(value))
+    };
+    let mut lines: Vec<_> = session.settings().map(line).collect();
     if lines.is_empty() {
-        lines.push(
-            "It has no filter, sample, rate or snap length: it copies all these packets completely."
-                .to_owned(),
-        );
+        lines.push("It has no filter or limit: it copies all these packets completely.".to_owned());
     }
-    lines
-}
-
-/// Formats a share of at most 1 as a percentage.
-fn percent(share: f64) -> String {
-    let rounded = (share * 1e6).round() / 1e4;
-    if rounded > 0.0 { format!("{rounded} %") } else { "less than 0.0001 %".to_owned() }
-}
-
-/// When the mirror ends, or which budget has ended it.
-fn budgets(session: &SessionStatus) -> Vec<String> {
-    let SessionStatus { settings, ended, left, .. } = session;
-    let LeftStatus { duration, packets, bytes } = left;
-    let left = |left: Option<String>| left.map(|left| format!("; {left} are left")).unwrap_or_default();
-    let count = |count: Option<u64>| left(count.map(|count| count.to_string()));
-    let seconds = |time: f64| format!("{} s", (time * 10.0).round() / 10.0);
-    let time = settings.duration.map(|of| format!("{}{}", seconds(of), left(duration.map(seconds))));
-    let packets = settings.packets.map(|of| format!("{of} copied packets{}", count(*packets)));
-    let bytes = settings.bytes.map(|of| format!("{of} bytes of copied packets{}", count(*bytes)));
-    let budgets = [time, packets, bytes].into_iter().flatten();
-    let ended = ended.as_ref().map(|budget| {
+    lines.extend(ended.as_ref().map(|budget| {
         format!(
             "It has ended, because its budget of {budget} is used up: nothing is copied. All its budgets restart \
              when its settings change."
         )
-    });
-    budgets.map(|budget| format!("Budget: it ends after {budget}.")).chain(ended).collect()
+    }));
+    lines
 }
 
 /// Writes the counters of the mirror, by result.

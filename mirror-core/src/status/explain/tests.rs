@@ -49,8 +49,7 @@ fn session(mirror: &str, target: &str, settings: &[(&'static str, &str)]) -> Ses
         tunnel_key: None,
         origin: Origin::Annotation(Place::Pod).name().into(),
         direction: "both".into(),
-        settings: of.into(),
-        words: Vec::new(),
+        settings: of.texts(),
         ended: None,
         left,
         counters: Vec::new(),
@@ -124,7 +123,7 @@ NIC eth0
   Mirror default
     Requested by the annotation podmirror.io/mirror (or ovn.kubernetes.io/mirror, with --kube-ovn-annotations) of the pod.
     It copies what leaves the pod (egress).
-    Filter: only packets that match \"icmp\".
+    Filter of the packets to copy: \"icmp\".
     The target default is the mirror interface mirror0 (ifindex 6). It accepts copies now.
     The mirror has seen 9 packets that reach the pod and 9 that leave it:
       copied: egress 3 packets (300 bytes)
@@ -132,7 +131,7 @@ NIC eth0
       other_direction: ingress 9 packets (900 bytes)
         The mirror does not include this direction. The value \"true\" or \"both\" includes both.
       filtered: egress 6 packets (600 bytes)
-        The filter does not match. `mirror-agent filter check --pcap` tries a filter on a capture.
+        The mirror does not select the packet, for example because its filter does not match. `mirror-agent filter check --pcap` tries a filter on a capture.
 "
     );
 }
@@ -248,9 +247,9 @@ NIC eth0
   Mirror default
     Requested by --enable-mirror of the agent.
     It copies both directions: what reaches the pod, and what leaves the pod.
-    Sample: only 1 % of the flows.
-    Budget: it ends after 3600 s; 3523 s are left.
-    Budget: it ends after 2 copied packets; 0 are left.
+    Share of the flows to copy: 1%.
+    End after this time: 1h; 3523 s are left.
+    End after this many copies of each NIC: 2; 0 are left.
     It has ended, because its budget of packets is used up: nothing is copied. All its budgets restart when its \
 settings change.
     The target default is the mirror interface mirror0 (ifindex 6). It accepts copies now.
@@ -259,8 +258,8 @@ settings change.
   Mirror ids
     Requested by the annotation podmirror.io/mirror.ids of the pod.
     It copies both directions: what reaches the pod, and what leaves the pod.
-    Rate: at most 10000 packets and 50000000 bits a second.
-    Snap length: only the first 96 bytes of each packet.
+    Maximum copies per second of each NIC: 10kpps,50Mbit.
+    Bytes to copy of each packet: 96.
     The target ids is the mirror interface ids0 (ifindex 8). It is down, so nothing is copied.
     Bring it up on the node: ip link set ids0 up.
     The mirror has seen 0 packets that reach the pod and 7 that leave it:
@@ -307,7 +306,7 @@ fn a_capture_alone_is_no_mirror() {
         "{text}"
     );
     assert!(text.contains("\n    A command reads its packets now.\n"), "{text}");
-    assert!(text.contains("\n    It has no filter, sample, rate or snap length: "), "{text}");
+    assert!(text.contains("\n    It has no filter or limit: "), "{text}");
 }
 
 /// Each direction is seen on a different side, and the text says where and why.

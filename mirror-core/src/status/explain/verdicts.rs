@@ -46,7 +46,8 @@ const fn of(verdict: Verdict) -> &'static str {
              may say why."
         }
         Verdict::Filtered => {
-            "The filter does not match. `mirror-agent filter check --pcap` tries a filter on a capture."
+            "The mirror does not select the packet, for example because its filter does not match. `mirror-agent filter \
+             check --pcap` tries a filter on a capture."
         }
         Verdict::SampledOut => "The flow is not in the sample. A larger sample includes more flows.",
         Verdict::Limited => {

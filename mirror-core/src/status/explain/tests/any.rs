@@ -1,9 +1,15 @@
 //! The text about a pod, for any status.
 
-use proptest::{collection::vec, option, prelude::*, sample};
+use proptest::{
+    collection::{btree_map, vec},
+    option,
+    prelude::*,
+    sample,
+};
 
 use super::*;
 use crate::coverage::State;
+use crate::settings::{KEYS, Setting};
 use crate::status::{DirectionCoverage, NicCoverage, Unreached};
 
 /// Text as a pod could choose it.
@@ -24,14 +30,12 @@ fn any_session() -> impl Strategy<Value = SessionStatus> {
     let numbers = (option::of(any::<u64>()), option::of(0.0..2.0), option::of(1..9_u32));
     let names = (word(), name_or_word(vec!["default", "ids", "live"]), origin);
     let direction = name_or_word(vec!["both", "ingress", "egress"]);
-    (names, direction, option::of(word()), numbers, option::of(word()), vec(counter, 0..5)).prop_map(
-        |((mirror, target, origin), direction, filter, (number, share, snaplen), ended, counters)| {
-            let mut of = session(&mirror, &target, &[]);
-            of.settings.filter = filter;
-            (of.settings.sample, of.settings.duration, of.left.duration) = (share, share, share);
-            (of.settings.packets, of.settings.rate_bits, of.left.packets) = (number, number, number);
-            (of.settings.snaplen, of.tunnel_key) = (snaplen, snaplen);
-            SessionStatus { origin, direction, ended, counters, ..of }
+    let settings = btree_map(sample::select(KEYS.to_vec()).prop_map(str::to_owned), word(), 0..4);
+    (names, direction, settings, numbers, option::of(word()), vec(counter, 0..5)).prop_map(
+        |((mirror, target, origin), direction, settings, (packets, duration, key), ended, counters)| {
+            let left = LeftStatus { duration, packets, bytes: packets };
+            let of = session(&mirror, &target, &[]);
+            SessionStatus { origin, direction, settings, left, tunnel_key: key, ended, counters, ..of }
         },
     )
 }
@@ -165,9 +169,12 @@ proptest! {
         }
         for (_, session) in subject.sessions() {
             expected.push(format!("  Mirror {}\n", printable(&session.mirror)));
-            expected.extend(session.settings.filter.iter().map(|filter| printable(&format!("\"{filter}\""))));
-            expected.extend(session.settings.packets.map(|packets| format!("after {packets} copied packets; {packets} are left")));
-            expected.extend(session.settings.snaplen.map(|bytes| format!("the first {bytes} bytes")));
+            for (key, value) in &session.settings {
+                let sentence = Setting::named(key).unwrap().sentence(value);
+                let left = session.left.packets.filter(|_| ["packets", "bytes"].contains(&key.as_str()));
+                let left = left.map(|left| format!("; {left} are left")).unwrap_or_default();
+                expected.push(printable(&format!("{sentence}{left}")));
+            }
             expected.extend(session.ended.iter().map(|budget| printable(&format!("its budget of {budget} is used up"))));
             for CounterStatus { direction, result, packets, bytes } in &session.counters {
                 expected.push(printable(&format!("{direction} {packets} packets ({bytes} bytes)")));
