@@ -30,6 +30,11 @@ use tokio_rustls::{
 };
 
 const PKI: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/pki");
+/// The table of kubeconfigs.
+const ROWS: &str = include_str!("kubeconfigs.yaml");
+/// The keys of a row.
+const KEYS: [&str; 11] =
+    ["name", "cluster", "user", "exec", "helper", "config", "files", "env", "options", "seen", "error"];
 
 /// A request as received by the server.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
@@ -38,7 +43,7 @@ struct Seen {
     authorization: Option<String>,
     impersonated: Vec<String>,
     has_certificate: bool,
-    through: Option<&'static str>,
+    through: Option<String>,
 }
 
 /// The log of all servers and proxies.
@@ -59,8 +64,8 @@ struct Place {
 /// A kubeconfig and its environment.
 #[derive(Default)]
 struct Setup {
-    files: Vec<(&'static str, String)>,
-    variables: Vec<(&'static str, String)>,
+    files: Vec<(String, String)>,
+    variables: Vec<(String, String)>,
     options: Options,
     /// The same options, as arguments of kubectl.
     arguments: Vec<String>,
@@ -82,42 +87,100 @@ impl Place {
         }
     }
 
-    /// The kubeconfig `config`, with a user and a cluster that these fields complete.
-    fn config(&self, cluster: &Value, user: &Value) -> Setup {
-        let mut whole = json!({ "server": format!("https://127.0.0.1:{}", self.https), "certificate-authority-data": data("ca.pem") });
-        for (field, value) in cluster.as_object().unwrap() {
-            whole[field] = value.clone();
+    /// A value of the table, with the ports, directories and files in its texts.
+    fn filled(&self, value: &Value) -> Value {
+        match value {
+            Value::String(text) => {
+                let mut parts = text.split("${");
+                let mut filled = parts.next().unwrap().to_owned();
+                for (word, rest) in parts.map(|part| part.split_once('}').unwrap()) {
+                    filled += &self.word(word);
+                    filled += rest;
+                }
+                filled.into()
+            }
+            Value::Array(items) => items.iter().map(|item| self.filled(item)).collect(),
+            Value::Object(fields) => {
+                fields.iter().map(|(name, value)| (name.clone(), self.filled(value))).collect()
+            }
+            other => other.clone(),
         }
-        whole.as_object_mut().unwrap().retain(|_, value| !value.is_null());
-        let config = json!({
-            "apiVersion": "v1", "kind": "Config", "current-context": "here",
-            "clusters": [{ "name": "cluster", "cluster": whole }],
-            "users": [{ "name": "user", "user": user }],
-            "contexts": [{ "name": "here", "context": { "cluster": "cluster", "user": "user" } }],
-        });
-        Setup { files: vec![("config", config.to_string())], ..Setup::default() }
     }
 
-    /// The server by a non-loopback address: for a loopback address no proxy is ever used.
-    fn elsewhere(&self) -> Value {
-        json!({ "server": format!("https://0.0.0.0:{}", self.https) })
+    fn word(&self, word: &str) -> String {
+        match word.split_once(' ') {
+            Some(("base64", file)) => return data(file),
+            Some(("pem", file)) => return fs::read_to_string(format!("{PKI}/{file}")).unwrap(),
+            _ => {}
+        }
+        let port = match word {
+            "dir" => return self.dir.display().to_string(),
+            "pki" => return PKI.to_owned(),
+            "https" => self.https,
+            "own" => self.own,
+            "http" => self.http,
+            "tunnel" => self.tunnel,
+            "encrypted_tunnel" => self.encrypted_tunnel,
+            "socks" => self.socks,
+            _ => unreachable!("{word}"),
+        };
+        port.to_string()
+    }
+
+    /// The kubeconfig of a row.
+    fn config(&self, row: &Value) -> Value {
+        let server = format!("https://127.0.0.1:{}", self.https);
+        let cluster = json!({ "server": server, "certificate-authority-data": data("ca.pem") });
+        let user = match &row["exec"] {
+            Value::String(command) => exec(command),
+            _ if row["user"].is_object() => json!({}),
+            _ => json!({ "token": "secret" }),
+        };
+        let config = json!({
+            "apiVersion": "v1", "kind": "Config", "current-context": "here",
+            "clusters": [{ "name": "cluster", "cluster": merged(cluster, &row["cluster"]) }],
+            "users": [{ "name": "user", "user": merged(user, &row["user"]) }],
+            "contexts": [{ "name": "here", "context": { "cluster": "cluster", "user": "user" } }],
+        });
+        merged(config, &row["config"])
+    }
+
+    fn setup(&self, row: &Value) -> Setup {
+        let texts = |key: &str| -> Vec<_> {
+            let fields = row[key].as_object().into_iter().flatten();
+            fields.map(|(name, text)| (name.clone(), text.as_str().unwrap().to_owned())).collect()
+        };
+        let mut setup = Setup { files: texts("files"), variables: texts("env"), ..Setup::default() };
+        if row["config"] != "none" {
+            setup.files.push(("config".to_owned(), self.config(row).to_string()));
+        }
+        if row["helper"].is_object() {
+            setup.files.push(("helper".to_owned(), helper(&row["helper"])));
+        }
+        if row["env"]["KUBECONFIG"].is_null() {
+            let config = self.dir.join("config").display().to_string();
+            setup.variables.push(("KUBECONFIG".to_owned(), config));
+        }
+        for option in row["options"].as_array().into_iter().flatten() {
+            let (name, value) = option.as_str().unwrap().split_once('=').unwrap();
+            setup.option(name, value.to_owned());
+        }
+        setup
     }
 }
 
+/// Fields over those of an object. Null removes a field.
+fn merged(mut object: Value, over: &Value) -> Value {
+    for (field, value) in over.as_object().into_iter().flatten() {
+        object[field] = value.clone();
+    }
+    object.as_object_mut().unwrap().retain(|_, value| !value.is_null());
+    object
+}
+
 impl Setup {
-    fn file(mut self, name: &'static str, text: impl Into<String>) -> Self {
-        self.files.push((name, text.into()));
-        self
-    }
-
-    fn variable(mut self, name: &'static str, value: impl Into<String>) -> Self {
-        self.variables.push((name, value.into()));
-        self
-    }
-
     /// An option of the command line.
-    fn option(mut self, name: &'static str, value: impl Into<String>) -> Self {
-        let value = value.into();
+    fn option(&mut self, name: &str, value: String) {
         self.arguments.push(format!("--{name}={value}"));
         let Options { cluster_fields, user_fields, .. } = &mut self.options;
         match name {
@@ -137,7 +200,6 @@ impl Setup {
             "as-group" => user_fields.impersonate_groups.get_or_insert_default().push(value),
             _ => unreachable!("{name}"),
         }
-        self
     }
 }
 
@@ -216,7 +278,7 @@ async fn answer(mut connection: Box<dyn Stream>, has_certificate: bool, log: Log
     seen.impersonated.sort();
     {
         let mut log = log.lock().unwrap();
-        seen.through = log.1;
+        seen.through = log.1.map(str::to_owned);
         log.0.push(seen);
     }
     let body = json!({ "major": "1", "minor": "32", "gitVersion": "v1.32.4" }).to_string();
@@ -284,8 +346,7 @@ impl Place {
     }
 
     async fn ours(&self, setup: &Setup) -> Outcome {
-        let variables =
-            setup.variables.iter().map(|(name, value)| ((*name).to_owned(), value.clone())).collect();
+        let variables = setup.variables.iter().cloned().collect();
         let environment = Environment { variables, home: Some(self.dir.clone()) };
         let client = mirror_client::connect(&setup.options, &environment).await;
         let answer = match client {
@@ -298,7 +359,7 @@ impl Place {
     async fn kubectl(&self, program: &Path, setup: &Setup) -> Outcome {
         let mut kubectl = Command::new(program);
         kubectl.env_clear().env("PATH", env::var_os("PATH").unwrap()).env("HOME", &self.dir);
-        kubectl.envs(setup.variables.iter().map(|(name, value)| (name, value)));
+        kubectl.envs(setup.variables.iter().cloned());
         kubectl.args(["version", "--request-timeout", "10s"]).args(&setup.arguments);
         let output = kubectl.stdin(Stdio::null()).output().await.unwrap();
         let error = String::from_utf8_lossy(&output.stderr).into_owned();
@@ -310,26 +371,10 @@ async fn version(client: Client) -> kube::Result<String> {
     client.request_text(http::Request::get("/version").body(Vec::new()).unwrap()).await
 }
 
-fn with_token(token: &str) -> Seen {
-    Seen { path: "/version".into(), authorization: Some(format!("Bearer {token}")), ..Seen::default() }
-}
-
-fn through(kind: &'static str) -> Seen {
-    Seen { through: Some(kind), ..with_token("secret") }
-}
-
 /// A credential helper that prints this status.
 fn helper(status: &Value) -> String {
     let credential = json!({ "apiVersion": "client.authentication.k8s.io/v1", "kind": "ExecCredential", "status": status });
-    format!("#!/bin/sh\necho '{credential}'\n")
-}
-
-/// A credential helper that prints the client's certificate with its key, and this status.
-fn certificate_helper(mut status: Value) -> String {
-    for (field, file) in [("clientCertificateData", "client.pem"), ("clientKeyData", "client.key")] {
-        status[field] = fs::read_to_string(format!("{PKI}/{file}")).unwrap().into();
-    }
-    helper(&status).replace("\\n", "\\\\n")
+    format!("#!/bin/sh\nprintf %s '{credential}'\n")
 }
 
 fn exec(command: &str) -> Value {
@@ -337,524 +382,34 @@ fn exec(command: &str) -> Value {
     json!({ "exec": { "apiVersion": version, "command": command, "interactiveMode": "Never", "installHint": "Ask Ada for it." } })
 }
 
-type Row = (&'static str, fn(&Place) -> Setup, Result<Seen, &'static str>);
-
-fn rows() -> Vec<Row> {
-    vec![
-        (
-            "an authority and a token",
-            |at| at.config(&json!({}), &json!({ "token": "secret" })),
-            Ok(with_token("secret")),
-        ),
-        (
-            "files, relative to the kubeconfig",
-            |at| {
-                let [certificate, key, ca] = ["client.pem", "client.key", "ca.pem"]
-                    .map(|name| fs::read_to_string(format!("{PKI}/{name}")).unwrap());
-                at.config(
-                    &json!({ "certificate-authority-data": null, "certificate-authority": "ca.pem" }),
-                    &json!({ "client-certificate": "client.pem", "client-key": "client.key" }),
-                )
-                .file("client.pem", certificate)
-                .file("client.key", key)
-                .file("ca.pem", ca)
-            },
-            Ok(Seen { authorization: None, has_certificate: true, ..with_token("") }),
-        ),
-        (
-            "a client's certificate",
-            |at| {
-                at.config(&json!({}), &json!({ "client-certificate-data": data("client.pem"), "client-key-data": data("client.key") }))
-            },
-            Ok(Seen { authorization: None, has_certificate: true, ..with_token("") }),
-        ),
-        (
-            "a name and a password",
-            |at| at.config(&json!({}), &json!({ "username": "me", "password": "word" })),
-            Ok(Seen { authorization: Some(format!("Basic {}", base64(b"me:word"))), ..with_token("") }),
-        ),
-        (
-            "another user",
-            |at| at.config(&json!({}), &json!({ "token": "secret", "as": "ada", "as-groups": ["a"] })),
-            Ok(Seen {
-                impersonated: vec!["impersonate-group=a".into(), "impersonate-user=ada".into()],
-                ..with_token("secret")
-            }),
-        ),
-        (
-            "no verification",
-            |at| {
-                at.config(
-                    &json!({ "certificate-authority-data": null, "insecure-skip-tls-verify": true }),
-                    &json!({ "token": "secret" }),
-                )
-            },
-            Ok(with_token("secret")),
-        ),
-        (
-            "no verification by an authority",
-            |at| at.config(&json!({ "insecure-skip-tls-verify": true }), &json!({ "token": "secret" })),
-            Err("exclude each other"),
-        ),
-        (
-            "another authority",
-            |at| {
-                at.config(
-                    &json!({ "certificate-authority-data": data("other.pem") }),
-                    &json!({ "token": "secret" }),
-                )
-            },
-            Err("UnknownIssuer"),
-        ),
-        (
-            "a certificate that is its own authority",
-            |at| {
-                at.config(&json!({ "server": format!("https://127.0.0.1:{}", at.own), "certificate-authority-data": data("own.pem") }), &json!({ "token": "secret" }))
-            },
-            Ok(with_token("secret")),
-        ),
-        (
-            "such a certificate under another name",
-            |at| {
-                let cluster = json!({ "server": format!("https://127.0.0.1:{}", at.own), "certificate-authority-data": data("own.pem"), "tls-server-name": "other.test" });
-                at.config(&cluster, &json!({ "token": "secret" }))
-            },
-            Err("certificate not valid for name"),
-        ),
-        (
-            "such a certificate that nobody trusts",
-            |at| {
-                at.config(
-                    &json!({ "server": format!("https://127.0.0.1:{}", at.own) }),
-                    &json!({ "token": "secret" }),
-                )
-            },
-            Err("UnknownIssuer"),
-        ),
-        (
-            "the name in the certificate",
-            |at| at.config(&json!({ "tls-server-name": "api.test" }), &json!({ "token": "secret" })),
-            Ok(with_token("secret")),
-        ),
-        (
-            "another name than in the certificate",
-            |at| at.config(&json!({ "tls-server-name": "other.test" }), &json!({ "token": "secret" })),
-            Err("certificate not valid for name"),
-        ),
-        (
-            "a server with a path",
-            |at| {
-                at.config(
-                    &json!({ "server": format!("https://127.0.0.1:{}/k8s/c-1/", at.https) }),
-                    &json!({ "token": "secret" }),
-                )
-            },
-            Ok(Seen { path: "/k8s/c-1/version".into(), ..with_token("secret") }),
-        ),
-        (
-            "a server without a scheme, which is one without TLS",
-            |at| {
-                at.config(
-                    &json!({ "server": format!("127.0.0.1:{}", at.http) }),
-                    &json!({ "token": "secret" }),
-                )
-            },
-            Ok(Seen { authorization: None, ..with_token("") }),
-        ),
-        (
-            "a server without TLS, which gets no token",
-            |at| {
-                at.config(
-                    &json!({ "server": format!("http://127.0.0.1:{}", at.http) }),
-                    &json!({ "token": "secret", "as": "ada" }),
-                )
-            },
-            Ok(Seen {
-                authorization: None,
-                impersonated: vec!["impersonate-user=ada".into()],
-                ..with_token("")
-            }),
-        ),
-        (
-            "a server that is a path",
-            |at| at.config(&json!({ "server": "some/where" }), &json!({ "token": "secret" })),
-            Err("server \"some/where\" is neither a URL nor a host and a port"),
-        ),
-        (
-            "no server",
-            |at| at.config(&json!({ "server": null }), &json!({ "token": "secret" })),
-            Err("has no server"),
-        ),
-        (
-            "empty values",
-            |at| {
-                let cluster = json!({ "certificate-authority": "", "tls-server-name": "", "proxy-url": "" });
-                at.config(&cluster, &json!({ "token": "secret", "tokenFile": "", "username": "", "password": "", "client-key-data": "" }))
-            },
-            Ok(with_token("secret")),
-        ),
-        (
-            "a file with a token and a newline",
-            |at| at.config(&json!({}), &json!({ "tokenFile": "token" })).file("token", "from-file\n"),
-            Ok(with_token("from-file")),
-        ),
-        (
-            "a file with a token, and another token",
-            |at| {
-                at.config(&json!({}), &json!({ "tokenFile": "token", "token": "old" }))
-                    .file("token", "from-file\n")
-            },
-            Ok(with_token("from-file")),
-        ),
-        (
-            "a file with a token that is not there",
-            |at| at.config(&json!({}), &json!({ "tokenFile": "token" })),
-            Err("/token"),
-        ),
-        (
-            "a token that no header may have",
-            |at| at.config(&json!({}), &json!({ "token": "sec\nret" })),
-            Err("the token is no text for a header"),
-        ),
-        (
-            "a token with a newline at its end",
-            |at| at.config(&json!({}), &json!({ "token": "secret\n" })),
-            Err("the token is no text for a header"),
-        ),
-        (
-            "a helper with a newline in its token",
-            |at| {
-                at.config(&json!({}), &exec("./helper"))
-                    .file("helper", helper(&json!({ "token": "helped\n" })).replace("\\n", "\\\\n"))
-            },
-            Err("/helper\" of the kubeconfig cannot be used: the token is no text for a header"),
-        ),
-        (
-            "a helper with a token that ends",
-            |at| {
-                let ends = json!({ "token": "helped", "expirationTimestamp": "2999-01-01T00:00:00Z" });
-                at.config(&json!({}), &exec("./helper")).file("helper", helper(&ends))
-            },
-            Ok(with_token("helped")),
-        ),
-        (
-            "a helper with nothing",
-            |at| at.config(&json!({}), &exec("./helper")).file("helper", helper(&json!({}))),
-            Err("cannot be used: it returned neither a token nor a certificate"),
-        ),
-        (
-            "a helper with a token",
-            |at| {
-                at.config(&json!({}), &exec("./helper")).file("helper", helper(&json!({ "token": "helped" })))
-            },
-            Ok(with_token("helped")),
-        ),
-        (
-            "a helper with a certificate",
-            |at| at.config(&json!({}), &exec("./helper")).file("helper", certificate_helper(json!({}))),
-            Ok(Seen { authorization: None, has_certificate: true, ..with_token("") }),
-        ),
-        (
-            "a helper with a token and a certificate",
-            |at| {
-                let both = certificate_helper(json!({ "token": "helped" }));
-                at.config(&json!({}), &exec("./helper")).file("helper", both)
-            },
-            Ok(Seen { has_certificate: true, ..with_token("helped") }),
-        ),
-        (
-            "a helper with a token, and a certificate without its key",
-            |at| {
-                let status = json!({ "token": "helped", "clientCertificateData": "none" });
-                at.config(&json!({}), &exec("./helper")).file("helper", helper(&status))
-            },
-            Err("cannot be used: it returned a certificate or a key, but not both"),
-        ),
-        (
-            "a client's certificate, with which a helper is not run",
-            |at| {
-                let mut user = exec("./missing");
-                user["client-certificate-data"] = data("client.pem").into();
-                user["client-key-data"] = data("client.key").into();
-                at.config(&json!({}), &user)
-            },
-            Ok(Seen { authorization: None, has_certificate: true, ..with_token("") }),
-        ),
-        (
-            "a name without a password, with which a helper is not run",
-            |at| {
-                let mut user = exec("./missing");
-                user["username"] = "me".into();
-                at.config(&json!({}), &user)
-            },
-            Ok(Seen { authorization: Some(format!("Basic {}", base64(b"me:"))), ..with_token("") }),
-        ),
-        (
-            "a file with a token, with which a helper is not run",
-            |at| {
-                let mut user = exec("./missing");
-                user["tokenFile"] = "token".into();
-                at.config(&json!({}), &user).file("token", "from-file\n")
-            },
-            Ok(with_token("from-file")),
-        ),
-        (
-            "a helper that is not there",
-            |at| at.config(&json!({}), &exec("cloud-login")),
-            Err(
-                "the credential helper \"cloud-login\" of the kubeconfig cannot be run: No such file or directory (os error 2)\n\nAsk Ada for it.",
-            ),
-        ),
-        (
-            "a helper that fails",
-            |at| {
-                at.config(&json!({}), &exec("./helper"))
-                    .file("helper", "#!/bin/sh\necho log in first >&2\nexit 3\n")
-            },
-            Err("failed (exit status: 3): log in first"),
-        ),
-        (
-            "a proxy",
-            |at| {
-                let mut cluster = at.elsewhere();
-                cluster["proxy-url"] = format!("http://me:pass%40word@127.0.0.1:{}", at.tunnel).into();
-                at.config(&cluster, &json!({ "token": "secret" })).variable("NO_PROXY", "0.0.0.0")
-            },
-            Ok(through("tunnel")),
-        ),
-        (
-            "a proxy with TLS",
-            |at| {
-                let mut cluster = at.elsewhere();
-                cluster["proxy-url"] =
-                    format!("https://me:pass%40word@127.0.0.1:{}", at.encrypted_tunnel).into();
-                at.config(&cluster, &json!({ "token": "secret" }))
-            },
-            Ok(through("tunnel")),
-        ),
-        (
-            "a SOCKS proxy",
-            |at| {
-                let cluster = json!({ "server": format!("https://api.test:{}", at.https), "proxy-url": format!("socks5://127.0.0.1:{}", at.socks) });
-                at.config(&cluster, &json!({ "token": "secret" }))
-            },
-            Ok(through("socks")),
-        ),
-        (
-            "a proxy of no known kind",
-            |at| at.config(&json!({ "proxy-url": "ftp://127.0.0.1:1" }), &json!({ "token": "secret" })),
-            Err("\"ftp://127.0.0.1:1\" is not a URL of a proxy"),
-        ),
-        (
-            "HTTPS_PROXY",
-            |at| {
-                let proxy = format!("http://me:pass%40word@127.0.0.1:{}", at.tunnel);
-                at.config(&at.elsewhere(), &json!({ "token": "secret" }))
-                    .variable("HTTPS_PROXY", proxy)
-                    .variable("NO_PROXY", "10.0.0.0/8,127.0.0.1")
-            },
-            Ok(through("tunnel")),
-        ),
-        (
-            "HTTPS_PROXY, and NO_PROXY for the server",
-            |at| {
-                at.config(&at.elsewhere(), &json!({ "token": "secret" }))
-                    .variable("HTTPS_PROXY", "http://127.0.0.1:1")
-                    .variable("NO_PROXY", "0.0.0.0/8,")
-            },
-            Ok(with_token("secret")),
-        ),
-        (
-            "HTTPS_PROXY, and a server on this machine",
-            |at| {
-                at.config(&json!({}), &json!({ "token": "secret" }))
-                    .variable("HTTPS_PROXY", "http://127.0.0.1:1")
-            },
-            Ok(with_token("secret")),
-        ),
-        (
-            "HTTP_PROXY, which is for servers without TLS",
-            |at| {
-                at.config(&at.elsewhere(), &json!({ "token": "secret" }))
-                    .variable("HTTP_PROXY", "http://127.0.0.1:1")
-            },
-            Ok(with_token("secret")),
-        ),
-        (
-            "KUBECONFIG with a file that is not there",
-            |at| {
-                let files = format!("{0}/missing:{0}/config", at.dir.display());
-                at.config(&json!({}), &json!({ "token": "secret" })).variable("KUBECONFIG", files)
-            },
-            Ok(with_token("secret")),
-        ),
-        (
-            "KUBECONFIG with two files",
-            |at| {
-                let files = format!("{0}/first:{0}/config", at.dir.display());
-                let first = json!({ "users": [{ "name": "user", "user": { "token": "first" } }] });
-                at.config(&json!({}), &json!({ "token": "secret" }))
-                    .file("first", first.to_string())
-                    .variable("KUBECONFIG", files)
-            },
-            Ok(with_token("first")),
-        ),
-        (
-            "KUBECONFIG with a broken file",
-            |at| {
-                let files = format!("{0}/config:{0}/broken", at.dir.display());
-                at.config(&json!({}), &json!({ "token": "secret" }))
-                    .file("broken", "contexts: [")
-                    .variable("KUBECONFIG", files)
-            },
-            Err("/broken: failed to parse kubeconfig YAML"),
-        ),
-        (
-            "--kubeconfig that is not there",
-            |at| {
-                let missing = at.dir.join("missing").display().to_string();
-                at.config(&json!({}), &json!({ "token": "secret" })).option("kubeconfig", missing)
-            },
-            Err("/missing: No such file or directory"),
-        ),
-        (
-            "a context that is not there",
-            |at| at.config(&json!({}), &json!({ "token": "secret" })).option("context", "there"),
-            Err("the kubeconfig has no context \"there\""),
-        ),
-        (
-            "--token and --as, --as-group, --as-uid",
-            |at| {
-                let user = json!({ "token": "secret", "as": "bob", "as-groups": ["b"] });
-                let setup = at.config(&json!({}), &user).option("token", "other").option("as", "ada");
-                setup.option("as-uid", "7").option("as-group", "a").option("as-group", "c")
-            },
-            Ok(Seen {
-                impersonated: ["group=a", "group=c", "uid=7", "user=ada"]
-                    .map(|header| format!("impersonate-{header}"))
-                    .into(),
-                ..with_token("other")
-            }),
-        ),
-        (
-            "--client-certificate and --client-key, which replace those of the user",
-            |at| {
-                let user = json!({ "client-certificate": "/none", "client-key": "/none" });
-                at.config(&json!({}), &user)
-                    .option("client-certificate", format!("{PKI}/client.pem"))
-                    .option("client-key", format!("{PKI}/client.key"))
-            },
-            Ok(Seen { authorization: None, has_certificate: true, ..with_token("") }),
-        ),
-        (
-            "--client-certificate, and the data of another one in the kubeconfig",
-            |at| {
-                let user = json!({ "client-certificate-data": base64(b"none") });
-                at.config(&json!({}), &user).option("client-certificate", format!("{PKI}/client.pem"))
-            },
-            Err("client-certificate and client-certificate-data are both given"),
-        ),
-        (
-            "--token, and a helper of the kubeconfig",
-            |at| at.config(&json!({}), &exec("./missing")).option("token", "other"),
-            Ok(with_token("other")),
-        ),
-        (
-            "--token, and a context without a user",
-            |at| {
-                let file = at.dir.join("config").display().to_string();
-                let mut setup = at.config(&json!({}), &json!({}));
-                setup.files[0].1 = setup.files[0].1.replace(",\"user\":\"user\"", "");
-                setup.option("kubeconfig", file).option("token", "other")
-            },
-            Ok(with_token("other")),
-        ),
-        (
-            "--server and --certificate-authority, which replace those of the cluster",
-            |at| {
-                let cluster = json!({
-                    "server": "https://127.0.0.1:1", "certificate-authority-data": data("other.pem"),
-                    "tls-server-name": "other.test",
-                });
-                at.config(&cluster, &json!({ "token": "secret" }))
-                    .option("server", format!("https://127.0.0.1:{}", at.https))
-                    .option("certificate-authority", format!("{PKI}/ca.pem"))
-            },
-            Ok(with_token("secret")),
-        ),
-        (
-            "--server, --token and no kubeconfig",
-            |at| {
-                Setup::default()
-                    .option("server", format!("https://127.0.0.1:{}", at.https))
-                    .option("insecure-skip-tls-verify", "true")
-                    .option("token", "other")
-            },
-            Ok(with_token("other")),
-        ),
-        (
-            "--token for a server without TLS, which does not get it",
-            |at| Setup::default().option("server", format!("127.0.0.1:{}", at.http)).option("token", "other"),
-            Ok(Seen { authorization: None, ..with_token("") }),
-        ),
-        (
-            "--insecure-skip-tls-verify, and another authority of the kubeconfig",
-            |at| {
-                let cluster = json!({ "certificate-authority-data": data("other.pem") });
-                at.config(&cluster, &json!({ "token": "secret" })).option("insecure-skip-tls-verify", "true")
-            },
-            Ok(with_token("secret")),
-        ),
-        (
-            "--tls-server-name",
-            |at| {
-                let cluster = json!({ "tls-server-name": "other.test" });
-                at.config(&cluster, &json!({ "token": "secret" })).option("tls-server-name", "api.test")
-            },
-            Ok(with_token("secret")),
-        ),
-        (
-            "--cluster and --user, without a context",
-            |at| {
-                let mut setup = at.config(&json!({}), &json!({ "token": "secret" }));
-                setup.files[0].1 = setup.files[0].1.replace("\"current-context\":\"here\",", "");
-                setup.option("cluster", "cluster").option("user", "user")
-            },
-            Ok(with_token("secret")),
-        ),
-        (
-            "--cluster that is not there",
-            |at| at.config(&json!({}), &json!({ "token": "secret" })).option("cluster", "there"),
-            Err("the kubeconfig has no cluster \"there\""),
-        ),
-        (
-            "--user that is not there",
-            |at| at.config(&json!({}), &json!({ "token": "secret" })).option("user", "there"),
-            Err("the kubeconfig has no user \"there\""),
-        ),
-        (
-            "a server that does not answer",
-            |at| at.config(&json!({ "server": "https://127.0.0.1:1/k8s" }), &json!({ "token": "secret" })),
-            Err("the API server https://127.0.0.1:1: client error (Connect)"),
-        ),
-        (
-            "no kubeconfig",
-            |_| Setup::default(),
-            Err("cannot find the Kubernetes API: no current context in "),
-        ),
-    ]
+/// The outcome that the table expects.
+fn expected(row: &Value) -> Result<Seen, &str> {
+    if let Some(error) = row["error"].as_str() {
+        return Err(error);
+    }
+    let seen = &row["seen"];
+    assert!(seen.is_object(), "{row}");
+    let text = |key: &str| seen[key].as_str().map(str::to_owned);
+    let impersonated = seen["impersonated"].as_array().into_iter().flatten().filter_map(Value::as_str);
+    Ok(Seen {
+        path: text("path").unwrap_or_else(|| "/version".to_owned()),
+        authorization: text("token").map(|token| format!("Bearer {token}")).or_else(|| text("authorization")),
+        impersonated: impersonated.map(|header| format!("impersonate-{header}")).collect(),
+        has_certificate: seen["certificate"] == true,
+        through: text("through"),
+    })
 }
 
 /// Compares the client's outcome for each kubeconfig with the table, and with kubectl if a program is given.
 async fn compare(kubectl: Option<&Path>) {
     let mut wrong = Vec::new();
-    for (name, setup, expected) in rows() {
+    let rows: Vec<Value> = serde_saphyr::from_str(ROWS).unwrap();
+    for row in &rows {
         let dir = tempfile::tempdir().unwrap();
         let at = Place::new(dir.path()).await;
-        let mut setup = setup(&at);
-        if !setup.variables.iter().any(|(name, _)| *name == "KUBECONFIG") {
-            setup = setup.variable("KUBECONFIG", dir.path().join("config").to_str().unwrap());
-        }
+        let row = at.filled(row);
+        assert!(row.as_object().unwrap().keys().all(|key| KEYS.contains(&key.as_str())), "{row}");
+        let (name, setup, expected) = (row["name"].as_str().unwrap(), at.setup(&row), expected(&row));
         for (file, text) in &setup.files {
             let file = dir.path().join(file);
             fs::write(&file, text).unwrap();

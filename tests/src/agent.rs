@@ -12,7 +12,9 @@ use std::{
 use nix::sys::signal::Signal;
 use serde_json::Value;
 
-use crate::{Lab, PodNs, PodsFile, SOON, Status, check, eventually, kernel_is_at_least, process::Process};
+use crate::{
+    Lab, PodNs, PodSpec, PodsFile, SOON, Status, check, eventually, kernel_is_at_least, process::Process,
+};
 
 /// How the agent attaches its programs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -49,6 +51,32 @@ impl Agent {
     pub fn run(lab: &Lab, mode: AttachMode, pods: &PodsFile, arguments: &[&str]) -> Self {
         let words = ["run", "--pods-from", pods.path(), "--attach", mode.name()];
         Self::start(lab, &[&words[..], arguments].concat())
+    }
+
+    /// As [`Agent::run_until`], with these pods.
+    #[track_caller]
+    pub fn mirroring(
+        lab: &Lab,
+        mode: AttachMode,
+        pods: &[PodSpec],
+        arguments: &[&str],
+        mirrored: &[&PodNs],
+    ) -> Self {
+        Self::run_until(lab, mode, &PodsFile::new(lab, pods), arguments, mirrored)
+    }
+
+    /// As [`Agent::run`]. Waits until exactly `mirrored` have a tap.
+    #[track_caller]
+    pub fn run_until(
+        lab: &Lab,
+        mode: AttachMode,
+        pods: &PodsFile,
+        arguments: &[&str],
+        mirrored: &[&PodNs],
+    ) -> Self {
+        let agent = Self::run(lab, mode, pods, arguments);
+        lab.wait_mirrored(mirrored);
+        agent
     }
 
     /// Starts `mirror-agent attach` with interfaces and more arguments.
@@ -228,11 +256,14 @@ impl Lab {
         Exit { code, stdout: text, stderr: process.lines().join("\n") }
     }
 
-    /// `mirror-agent cleanup`, which must succeed.
+    /// `mirror-agent cleanup`, which must succeed and leave no pin.
     #[track_caller]
     pub fn cleanup(&self) {
         let exit = self.agent_exit(&["cleanup"]);
         assert_eq!(exit.code, Some(0), "{exit:?}");
+        let ours = self.bpffs().join("podmirror");
+        let left: Vec<_> = self.pins().into_iter().filter(|pin| pin.starts_with(&ours)).collect();
+        assert!(left.is_empty(), "{left:?}");
     }
 
     /// `mirror-agent status -o json`, parsed.

@@ -217,19 +217,23 @@ impl Events {
     }
 }
 
+/// A server's Events, and the method and the reason of each request.
+type Server = Arc<std::sync::Mutex<(Events, Vec<String>)>>;
+
+fn client(server: &Server) -> Client {
+    let server = Arc::clone(server);
+    fake::client_with_bodies(move |request, body| {
+        let (events, posts) = &mut *server.lock().unwrap();
+        let path = request.uri().path();
+        let name = path.split('/').nth(7).or(body["metadata"]["name"].as_str()).unwrap().to_owned();
+        posts.push(format!("{} {}", request.method(), body["reason"].as_str().unwrap_or("-")));
+        events.answer(request.method().as_str(), name, body)
+    })
+}
+
 #[tokio::test(start_paused = true)]
 async fn an_event_is_there_as_long_as_it_holds_and_over_a_restart_of_the_agent() {
-    let server = Arc::new(std::sync::Mutex::new((Events::default(), Vec::new())));
-    let client = || {
-        let server = Arc::clone(&server);
-        fake::client_with_bodies(move |request, body| {
-            let (events, methods) = &mut *server.lock().unwrap();
-            let path = request.uri().path();
-            let name = path.split('/').nth(7).or(body["metadata"]["name"].as_str()).unwrap().to_owned();
-            methods.push(request.method().to_string());
-            events.answer(request.method().as_str(), name, body)
-        })
-    };
+    let server = Server::default();
     let counts = || {
         let events = &server.lock().unwrap().0.0;
         let count = |(changed, event): &(Instant, Value)| {
@@ -239,7 +243,7 @@ async fn an_event_is_there_as_long_as_it_holds_and_over_a_restart_of_the_agent()
         events.values().map(count).collect::<Vec<_>>()
     };
     let (reports, reader) = watch::channel(report(&["shop"]));
-    let agent = tokio::spawn(post(client(), "node".into(), reader.clone()));
+    let agent = tokio::spawn(post(client(&server), "node".into(), reader.clone()));
     reports.send(report(&["shop"])).unwrap();
     let mut last = 0;
     for minute in 1..24 * 60 {
@@ -257,11 +261,11 @@ async fn an_event_is_there_as_long_as_it_holds_and_over_a_restart_of_the_agent()
     agent.await.unwrap();
     server.lock().unwrap().1.clear();
     let (reports, reader) = watch::channel(report(&[]));
-    let agent = tokio::spawn(post(client(), "node".into(), reader));
+    let agent = tokio::spawn(post(client(&server), "node".into(), reader));
     reports.send(report(&["shop"])).unwrap();
     sleep(Duration::from_secs(1)).await;
     assert_eq!(counts(), [last + 1]);
-    assert_eq!(server.lock().unwrap().1, ["POST", "PATCH", "PATCH"]);
+    assert_eq!(server.lock().unwrap().1, ["POST HostNetwork", "PATCH -", "PATCH -"]);
 
     // An Event whose problem has passed expires.
     reports.send(report(&[])).unwrap();
@@ -273,17 +277,7 @@ async fn an_event_is_there_as_long_as_it_holds_and_over_a_restart_of_the_agent()
 
 #[tokio::test(start_paused = true)]
 async fn the_beginning_and_the_end_of_a_mirror_are_each_posted_once_and_not_again_by_the_next_agent() {
-    let server = Arc::new(std::sync::Mutex::new((Events::default(), Vec::new())));
-    let client = || {
-        let server = Arc::clone(&server);
-        fake::client_with_bodies(move |request, body| {
-            let (events, posts) = &mut *server.lock().unwrap();
-            let path = request.uri().path();
-            let name = path.split('/').nth(7).or(body["metadata"]["name"].as_str()).unwrap().to_owned();
-            posts.push(format!("{} {}", request.method(), body["reason"].as_str().unwrap_or("-")));
-            events.answer(request.method().as_str(), name, body)
-        })
-    };
+    let server = Server::default();
     let posts = || std::mem::take(&mut server.lock().unwrap().1);
     let mirrors = |is_there: bool| {
         let all = ResourceId { namespace: Some("shop".into()), name: "all".parse().unwrap() }.mirror();
@@ -300,7 +294,7 @@ async fn the_beginning_and_the_end_of_a_mirror_are_each_posted_once_and_not_agai
         })
     };
     let (reports, reader) = watch::channel(report(false, false));
-    let agent = tokio::spawn(post(client(), "node".into(), reader));
+    let agent = tokio::spawn(post(client(&server), "node".into(), reader));
     reports.send(report(true, false)).unwrap();
     // Nothing is refreshed.
     for _ in 0..24 * 60 {
@@ -312,7 +306,7 @@ async fn the_beginning_and_the_end_of_a_mirror_are_each_posted_once_and_not_agai
     agent.await.unwrap();
 
     let (reports, reader) = watch::channel(report(true, true));
-    let agent = tokio::spawn(post(client(), "node".into(), reader));
+    let agent = tokio::spawn(post(client(&server), "node".into(), reader));
     for (is_there, expected) in [
         (true, &[][..]),
         (false, &["POST MirrorEnded"]),

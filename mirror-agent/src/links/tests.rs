@@ -17,15 +17,15 @@ use nix::{
     sys::socket::{AddressFamily, SockFlag, SockType, socket},
 };
 use rtnetlink::{
-    Handle, LinkBridge, LinkUnspec, LinkVeth,
+    Handle, LinkUnspec, LinkVeth,
     packet_route::{link::LinkMessage, tc::TcHandle},
 };
 use tokio::{sync::oneshot, time::timeout};
 
 use super::{LinkTable, NicPlace, PodNetns, netlink::Netlink, socket::connect};
 use crate::{
-    model::{IfIndex, Link, LinkChange, LinkKind, Peer, PodLinks},
-    netns::{Netns, netns_id},
+    model::{IfIndex, Link, LinkChange, LinkKind, PodLinks},
+    netns::Netns,
 };
 
 mod mirror;
@@ -159,80 +159,6 @@ fn the_counters_of_a_nic_are_read_from_the_node() {
         ] {
             assert_eq!(carried(&mut netlink, place).await, None, "{what}");
         }
-    });
-}
-
-#[test]
-fn both_ends_of_a_pods_veth_name_each_other() {
-    on_a_node(|| async {
-        let (mut netlink, handle, pod) = (Netlink::new().unwrap(), handle(), PodNs::new().await);
-        let (_, before) = snapshot_of(&mut netlink, &pod.path).await;
-        let before = before.unwrap().nsid;
-        assert!(before.is_some(), "it is given, although nothing connects the two namespaces yet");
-
-        add(&handle, LinkBridge::new("cni0").build()).await;
-        add_nic(&handle, &pod, "veth1", "eth0").await;
-        let bridge = raw_link(&handle, "cni0").await.header.index;
-        let veth1 = LinkUnspec::new_with_name("veth1").mtu(1450).controller(bridge).up().build();
-        handle.link().change(veth1).execute().await.unwrap();
-
-        let (host, pod_links) = snapshot_of(&mut netlink, &pod.path).await;
-        let pod_links = pod_links.unwrap();
-        assert_eq!(pod_links.netns, netns_id(&pod.path).unwrap());
-        assert!(!pod_links.is_host);
-        assert_eq!(pod_links.nsid, before);
-        let nsid = before.unwrap();
-        let find = |links: &[Link], name: &str| links.iter().find(|link| link.name == name).cloned().unwrap();
-
-        let (veth1, eth0) = (find(&host, "veth1"), find(&pod_links.links, "eth0"));
-        assert_eq!(veth1.kind, LinkKind::Veth);
-        assert_eq!(veth1.peer, Some(Peer { ifindex: eth0.ifindex.0, nsid: Some(nsid) }));
-        assert_eq!((veth1.master, veth1.mtu), (Some(IfIndex(bridge)), 1450));
-        assert!(veth1.up && !veth1.carrier, "the other end is down");
-        assert!(veth1.queueless);
-        assert_eq!(eth0.kind, LinkKind::Veth);
-        assert_eq!(eth0.peer.unwrap().ifindex, veth1.ifindex.0);
-        assert!(eth0.peer.unwrap().nsid.is_some());
-        assert!(!eth0.up && eth0.queueless, "never up, but a veth");
-        assert_eq!(find(&pod_links.links, "lo").kind, LinkKind::Loopback);
-        let bridge = find(&host, "cni0");
-        assert_eq!((bridge.kind, bridge.peer), (LinkKind::Other("bridge".into()), None));
-    });
-}
-
-#[test]
-fn a_nic_that_comes_or_goes_is_seen_at_once() {
-    on_a_node(|| async {
-        let (mut netlink, handle, pod) = (Netlink::new().unwrap(), handle(), PodNs::new().await);
-        let mut nics = async || {
-            let (_, inside) = snapshot_of(&mut netlink, &pod.path).await;
-            let mut names: Vec<_> = inside.unwrap().links.into_iter().map(|link| link.name).collect();
-            names.sort();
-            names
-        };
-        assert_eq!(nics().await, ["lo"]);
-        for _ in 0..2 {
-            add_nic(&handle, &pod, "veth1", "eth0").await;
-            assert_eq!([nics().await, nics().await], [["eth0", "lo"]; 2]);
-            add_nic(&handle, &pod, "veth2", "eth1").await;
-            assert_eq!(nics().await, ["eth0", "eth1", "lo"]);
-            for (device, left) in [("veth1", ["eth1", "lo"].as_slice()), ("veth2", &["lo"])] {
-                let index = raw_link(&handle, device).await.header.index;
-                handle.link().del(index).execute().await.unwrap();
-                assert_eq!(nics().await, left);
-            }
-        }
-    });
-}
-
-#[test]
-fn a_pod_in_the_nodes_namespace_is_recognised() {
-    on_a_node(|| async {
-        let mut netlink = Netlink::new().unwrap();
-        let (host, pod) = snapshot_of(&mut netlink, Path::new("/proc/thread-self/ns/net")).await;
-        let pod = pod.unwrap();
-        assert!(pod.is_host);
-        assert_eq!(pod.links, host);
     });
 }
 

@@ -2,9 +2,7 @@
 
 use std::{collections::BTreeMap, io::Write as _, net::TcpListener};
 
-use mirror_tests::{
-    Agent, AttachMode, LISTEN, Lab, Metrics, PodSpec, PodsFile, SOON, Status, check, eventually,
-};
+use mirror_tests::{Agent, LISTEN, Lab, Metrics, PodSpec, PodsFile, SOON, Status, check, eventually};
 
 use crate::{MIRROR, Node, any_mode};
 
@@ -190,27 +188,6 @@ fn ready_after_the_first_good_list_and_not_unready_by_a_bad_one() {
 }
 
 #[test]
-fn one_pod_that_cannot_be_tapped_is_told_by_the_metrics_and_keeps_no_agent_unready() {
-    let Node { web, db, lab } = &Node::bridged("unready");
-    // The qdisc has no egress hook for clsact, and must not be replaced.
-    lab.node().tc(&format!("qdisc add dev {} ingress", web.veth_host()));
-    let pods = PodsFile::new(lab, &[PodSpec::of(web).mirror("true"), PodSpec::of(db).mirror("true")]);
-    let agent = Agent::run(lab, AttachMode::Clsact, &pods, &[]);
-    const HIDDEN: &str = "podmirror_pods_not_mirrored{extent=\"part\",reason=\"Hidden\"}";
-    let metrics = lab.wait_metrics(|metrics| metrics.get(HIDDEN) == Some(&1.0));
-    assert_eq!(metrics["podmirror_taps_desired"], 2.0);
-    assert_eq!(metrics["podmirror_taps"], 1.0);
-    assert_eq!(metrics["podmirror_op_failures_total{op=\"attach\"}"], 0.0, "it is known, and not tried");
-    agent.wait_for_log(&["\"Hidden\"", "default/web", "ingress: the device has an ingress qdisc"]);
-    lab.wait_get("/readyz", 200);
-    assert_eq!(lab.get("/healthz").status, 200);
-    lab.node().tc(&format!("qdisc del dev {} ingress", web.veth_host()));
-    let metrics = lab.wait_metrics(|metrics| metrics["podmirror_taps"] == 2.0);
-    assert!(!metrics.contains_key(HIDDEN) && metrics["podmirror_pending_failures"] == 0.0, "{metrics:?}");
-    agent.stop();
-}
-
-#[test]
 fn other_paths_and_methods_are_refused() {
     let lab = &Lab::new("http");
     let pods = PodsFile::new(lab, &[PodSpec::named("idle")]);
@@ -238,8 +215,7 @@ fn other_paths_and_methods_are_refused() {
 fn clients_that_mean_no_good_stop_neither_the_loop_nor_each_other() {
     let Node { web, db, lab } = &Node::bridged("clients");
     let pods = PodsFile::new(lab, &[PodSpec::of(web).mirror("true")]);
-    let agent = Agent::run(lab, any_mode(), &pods, &[]);
-    lab.wait_mirrored(&[web]);
+    let agent = Agent::run_until(lab, any_mode(), &pods, &[], &[web]);
     let mut silent: Vec<_> = (0..100).map(|_| lab.connect().unwrap()).collect();
     for (number, client) in silent.iter_mut().enumerate() {
         // Some clients send nothing, some half a request, some garbage. The agent has already closed the first

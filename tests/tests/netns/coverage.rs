@@ -83,8 +83,7 @@ fn series(direction: &str, state: &str) -> String {
 fn a_bypass_is_told_within_seconds_and_so_is_its_end() {
     let Node { web, db, lab } = &Node::bridged("bypass");
     let pods = PodsFile::new(lab, &[PodSpec::of(web).mirror("true"), PodSpec::of(db)]);
-    let agent = Agent::run(lab, any_mode(), &pods, &["--pod-side-taps=off"]);
-    lab.wait_mirrored(&[web]);
+    let agent = Agent::run_until(lab, any_mode(), &pods, &["--pod-side-taps=off"], &[web]);
     let talk = || web.ping(db.v4(), 5, 56);
 
     // Without traffic the state is unknown.
@@ -173,8 +172,7 @@ fn floods_super_frames_and_tags_raise_no_alarm() {
     let mode = any_mode();
     let Node { web, db, lab } = &Node::bridged("floods");
     let pods = PodsFile::new(lab, &[PodSpec::of(web).mirror("true"), PodSpec::of(db).mirror("true")]);
-    let agent = Agent::run(lab, mode, &pods, &[]);
-    lab.wait_mirrored(&[web, db]);
+    let agent = Agent::run_until(lab, mode, &pods, &[], &[web, db]);
     let both = [web, db];
     let talk = || web.ping(db.v4(), 5, 56);
     wait_states(lab, web, FEW_READINGS, [seen_ingress(), "Covered"], talk);
@@ -184,8 +182,7 @@ fn floods_super_frames_and_tags_raise_no_alarm() {
     no_alarm(lab, &both, 4, || flood.go_on(1));
     // An agent starts while packets flow.
     agent.stop();
-    let agent = Agent::run(lab, mode, &pods, &[]);
-    lab.wait_mirrored(&[web, db]);
+    let agent = Agent::run_until(lab, mode, &pods, &[], &[web, db]);
     no_alarm(lab, &both, 3, || flood.go_on(1));
     flood.stop();
 
@@ -216,8 +213,7 @@ fn a_program_that_comes_first_later_is_found_by_what_is_missing() {
     }
     let Node { web, db, lab } = &Node::bridged("hides-later");
     let pods = PodsFile::new(lab, &[PodSpec::of(web).mirror("true"), PodSpec::of(db)]);
-    let agent = Agent::run(lab, AttachMode::Tcx, &pods, &[]);
-    lab.wait_mirrored(&[web]);
+    let agent = Agent::run_until(lab, AttachMode::Tcx, &pods, &[], &[web]);
     let talk = || web.ping(db.v4(), 5, 56);
     wait_states(lab, web, FEW_READINGS, ["Covered", "Covered"], talk);
     let neighbour = Neighbour::with_the_last_word(lab, web.veth_host());
@@ -229,52 +225,4 @@ fn a_program_that_comes_first_later_is_found_by_what_is_missing() {
     pods.write_to_wake(&[PodSpec::of(web).mirror("true"), PodSpec::of(db)]);
     wait_states(lab, web, FEW_READINGS, ["Covered", "Covered"], talk);
     agent.stop();
-}
-
-#[test]
-fn a_device_without_a_hook_and_a_filter_ahead_have_their_states() {
-    let Node { web, db, lab } = &Node::bridged("no-hook");
-    let device = web.veth_host();
-    lab.node().tc(&format!("qdisc add dev {device} ingress"));
-    lab.node().tc(&format!(
-        "filter add dev {device} parent ffff: prio 1 protocol all u32 match u32 0 0 flowid 1:1"
-    ));
-    let pods = PodsFile::new(lab, &[PodSpec::of(web).mirror("true"), PodSpec::of(db)]);
-    let agent = Agent::run(lab, AttachMode::Clsact, &pods, &[]);
-    wait_states(lab, web, FEW_READINGS, ["NoHook", "Hidden"], || {});
-    lab.node().tc(&format!("qdisc delete dev {device} ingress"));
-    lab.wait_mirrored(&[web]);
-    wait_states(lab, web, FEW_READINGS, [seen_ingress(), "Covered"], || web.ping(db.v4(), 5, 56));
-    agent.stop();
-}
-
-/// A mirror of one direction, a second mirror, a deleted pod: the report covers the NICs that are tapped now.
-#[test]
-fn coverage_follows_the_taps() {
-    let Node { web, db, lab } = &Node::bridged("follows");
-    let egress = PodSpec::of(web).mirror("egress");
-    let pods = PodsFile::new(lab, &[egress.clone(), PodSpec::of(db)]);
-    let agent = Agent::run(lab, any_mode(), &pods, &["--pod-side-taps=off"]);
-    lab.wait_mirrored(&[web]);
-    let talk = || web.ping(db.v4(), 5, 56);
-    wait_states(lab, web, FEW_READINGS, [seen_ingress(), "Covered"], talk);
-    // The mirror does not copy ingress, so a bypass there is no reason. A second mirror does.
-    let _neighbour = Neighbour::behind(lab, db.veth_host(), web.veth_host());
-    if shows_redirects() {
-        wait_states(lab, web, FEW_READINGS, ["Bypassed", "Covered"], talk);
-        assert_eq!(reasons(lab), []);
-        pods.write(&[egress.clone().annotated("podmirror.io/mirror.ids", "ingress"), PodSpec::of(db)]);
-        eventually(FEW_READINGS, || {
-            let reasons = reasons(lab);
-            check(matches!(&reasons[..], [(reason, _)] if reason == "Bypassed"), || format!("{reasons:?}"))
-        });
-    }
-    pods.write(&[egress, PodSpec::of(db).mirror("true")]);
-    lab.wait_mirrored(&[web, db]);
-    wait_states(lab, db, FEW_READINGS, [seen_ingress(), "Covered"], talk);
-    pods.write(&[PodSpec::of(web), PodSpec::of(db).mirror("true")]);
-    lab.wait_mirrored(&[db]);
-    eventually(FEW_READINGS, || check(coverage_of(lab, web).is_err(), || "web is still there".to_owned()));
-    agent.stop();
-    lab.cleanup();
 }

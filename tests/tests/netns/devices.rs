@@ -54,8 +54,7 @@ fn a_device_carries_copies_beside_the_packets_of_its_owner(mode: AttachMode) {
     let before = lab.network_state();
     let device = near.ip("-d link show cni0");
     let pods = scene.pods("far");
-    let agent = Agent::run(lab, mode, &pods, &TARGET);
-    lab.wait_mirrored(&[web]);
+    let agent = Agent::run_until(lab, mode, &pods, &TARGET, &[web]);
     let status = wait_target(lab, "far", true);
     assert_eq!(status.target("far").device, "cni0");
     assert!(!lab.devices().iter().any(|device| device.starts_with("pm-")), "no device is made");
@@ -86,7 +85,6 @@ fn a_device_carries_copies_beside_the_packets_of_its_owner(mode: AttachMode) {
     agent.stop();
     lab.cleanup();
     lab.network_is_as(&before);
-    assert_eq!(lab.pins(), Vec::<std::path::PathBuf>::new());
 }
 
 /// Each problem with the device is a reason for this target only. Copying continues when the problem is solved.
@@ -95,8 +93,7 @@ fn a_device_that_cannot_be_used_is_a_reason_until_it_can() {
     let scene = Scene::new("device-unfit", 1500);
     let Scene { far, node: Node { web, db, lab }, .. } = &scene;
     let pods = scene.pods("far");
-    let agent = Agent::run(lab, any_mode(), &pods, &TARGET);
-    lab.wait_mirrored(&[web]);
+    let agent = Agent::run_until(lab, any_mode(), &pods, &TARGET, &[web]);
     let change = |lines: &[&str]| lines.iter().for_each(|line| drop(lab.node().run(line)));
     let counted = |verdict: &str| lab.status().tap(web.veth_host()).total(verdict);
     let stops = |lines: &[&str], part: &str| {

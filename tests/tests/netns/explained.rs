@@ -70,8 +70,8 @@ fn a_pod_is_explained_at_each_step_of_its_life() {
             "  The agent sees no other program before them.\n",
             "\n  Mirror default\n    Requested by the annotation podmirror.io/mirror (or ovn.kubernetes.io/mirror, with --kube-ovn-annotations) of the pod.\n",
             "    It copies both directions: what reaches the pod, and what leaves the pod.\n",
-            "    Filter: only packets that match \"icmp\".\n",
-            "    Budget: it ends after 4 copied packets; 2 are left.\n",
+            "    Filter of the packets to copy: \"icmp\".\n",
+            "    End after this many copies of each NIC: 4; 2 are left.\n",
             &format!(
                 "    The target default is the mirror interface {MIRROR} (ifindex {mirror_iface}). It accepts copies now.\n"
             ),
@@ -87,7 +87,7 @@ fn a_pod_is_explained_at_each_step_of_its_life() {
         WEB,
         &[
             "default/web has a mirror, but nothing is copied now. See the reasons below.\n",
-            "4 copied packets; 0 are left.\n    It has ended, because its budget of packets is used up: nothing is copied.",
+            "of each NIC: 4; 0 are left.\n    It has ended, because its budget of packets is used up: nothing is copied.",
             "      copied: ingress 2 packets (196 bytes), egress 2 packets (196 bytes)\n",
             "      ended: ingress 2 packets (196 bytes), egress 2 packets (196 bytes)\n        A budget is used up.",
         ],
@@ -124,7 +124,7 @@ fn a_pod_is_explained_at_each_step_of_its_life() {
         &[
             "default/web has a mirror, but nothing is copied now.",
             "  BadAnnotation: annotation podmirror.io/odd: there is no such annotation",
-            "    It copies what leaves the pod (egress).\n    Snap length: only the first 96 bytes of each packet.\n",
+            "    It copies what leaves the pod (egress).\n    Bytes to copy of each packet: 96.\n",
             &down,
             "      other_direction: ingress ",
             "      target_down: egress ",

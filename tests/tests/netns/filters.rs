@@ -102,8 +102,7 @@ fn a_filter_is_replaced_while_packets_flow() {
     let Node { web, db, lab } = &Node::bridged("replaced");
     let spec = |filter| [PodSpec::of(web).mirror("true").annotated(FILTER, filter)];
     let pods = PodsFile::new(lab, &spec(FILTERS[0]));
-    let _agent = Agent::run(lab, any_mode(), &pods, &[]);
-    lab.wait_mirrored(&[web]);
+    let _agent = Agent::run_until(lab, any_mode(), &pods, &[], &[web]);
     let (inside, mirror) = (Inside::of(web), Capture::start(lab.node(), MIRROR));
     let flow = Flow::start(web, db, &[1111, 2222, 3333]);
     for round in 1..=15 {
@@ -148,8 +147,7 @@ fn what_a_killed_agent_has_left_is_not_trusted() {
     let Node { web, db, lab } = &Node::bridged("killed");
     let spec = |filter| [PodSpec::of(web).mirror("true").annotated(FILTER, filter)];
     let pods = PodsFile::new(lab, &spec(OLD));
-    let agent = Agent::run(lab, any_mode(), &pods, &[]);
-    lab.wait_mirrored(&[web]);
+    let agent = Agent::run_until(lab, any_mode(), &pods, &[], &[web]);
     wait_loaded(lab, &[OLD]);
     agent.kill();
     let table = FilterTable::of(lab);

@@ -41,8 +41,7 @@ fn reasons(status: &Status) -> Vec<(String, String)> {
 fn a_pod_that_floods_its_namespace_keeps_its_mirror_and_delays_nobody() {
     let Node { web, db, lab } = &Node::bridged("flood");
     let pods = PodsFile::new(lab, &[PodSpec::of(web).mirror("true")]);
-    let agent = Agent::run(lab, any_mode(), &pods, &[]);
-    lab.wait_mirrored(&[web]);
+    let agent = Agent::run_until(lab, any_mode(), &pods, &[], &[web]);
     let both = [PodSpec::of(web).mirror("true"), PodSpec::of(db).mirror("true")];
     let began = Instant::now();
     pods.write(&both);
@@ -99,9 +98,7 @@ fn a_nic_that_flaps_costs_a_part_of_a_cpu() {
     const EACH: Duration = Duration::from_millis(25);
     const MOST: f64 = 0.3;
     let Node { web, db, lab } = &Node::bridged("flaps");
-    let pods = PodsFile::new(lab, &[PodSpec::of(web).mirror("true")]);
-    let agent = Agent::run(lab, any_mode(), &pods, &[]);
-    lab.wait_mirrored(&[web]);
+    let agent = Agent::mirroring(lab, any_mode(), &[PodSpec::of(web).mirror("true")], &[], &[web]);
     let (before, began) = (cpu_time(agent.pid()), Instant::now());
     for flap in 1..=FLAPS {
         let both = ["link set eth0 down", "link set eth0 up"].map(str::to_owned);
@@ -126,9 +123,7 @@ fn a_tap_that_moves_away_while_no_agent_runs_copies_to_nobody() {
     let Node { web, db: _db, lab } = &Node::bridged("moved");
     let cell = Netns::new(&format!("{}-cell", lab.node().name()));
     cell.keep_quiet();
-    let pods = PodsFile::new(lab, &[PodSpec::of(web).mirror("true")]);
-    let agent = Agent::run(lab, any_mode(), &pods, &[]);
-    lab.wait_mirrored(&[web]);
+    let agent = Agent::mirroring(lab, any_mode(), &[PodSpec::of(web).mirror("true")], &[], &[web]);
     let (host, own) = (web.veth_host(), lab.ifindex(web.veth_host()));
     agent.kill();
     lab.node().ip(&format!("link set {host} netns {}", cell.name()));
@@ -166,8 +161,7 @@ fn twenty_thousand_devices_in_a_pod_take_no_memory() {
     const MOST: f64 = 64.0;
     let Node { web, lab, .. } = &Node::bridged("thousands");
     let pods = PodsFile::new(lab, &[PodSpec::of(web).mirror("true")]);
-    let agent = Agent::run(lab, any_mode(), &pods, &[]);
-    lab.wait_mirrored(&[web]);
+    let agent = Agent::run_until(lab, any_mode(), &pods, &[], &[web]);
     let (_, few) = memory(agent.pid());
     let began = Instant::now();
     let inside = (0..PAIRS).map(|n| format!("link add a{n} type veth peer name b{n}"));

@@ -66,9 +66,7 @@ fn copies_that_pass_by_the_second_stage_are_not_made(mode: AttachMode) {
     let Node { web, db, lab } = &Node::bridged("passed-by");
     let of_web = PodSpec::of(web).mirror("true").annotated("podmirror.io/filter", "icmp");
     let cut = [of_web.annotated("podmirror.io/snaplen", "96"), PodSpec::of(db)];
-    let pods = PodsFile::new(lab, &cut);
-    let agent = Agent::run(lab, mode, &pods, &[]);
-    lab.wait_mirrored(&[web]);
+    let agent = Agent::mirroring(lab, mode, &cut, &[], &[web]);
     assert_eq!(lengths_of_copies(lab, web, db, 20), [96; 20]);
 
     let neighbour = Neighbour::with_the_last_word(lab, MIRROR);
@@ -89,8 +87,7 @@ fn a_second_stage_that_cannot_be_ahead_stops_only_what_it_would_cut() {
     let Node { web, db, lab } = &Node::bridged("not-first");
     let whole = [PodSpec::of(web).mirror("true"), PodSpec::of(db)];
     let pods = PodsFile::new(lab, &whole);
-    let agent = Agent::run(lab, AttachMode::Clsact, &pods, &[]);
-    lab.wait_mirrored(&[web]);
+    let agent = Agent::run_until(lab, AttachMode::Clsact, &pods, &[], &[web]);
     lab.node().tc(&format!("qdisc add dev {MIRROR} clsact"));
     let filter = "egress pref 1 protocol all u32 match u32 0 0 flowid 1:1";
     lab.node().tc(&format!("filter add dev {MIRROR} {filter}"));
@@ -164,9 +161,7 @@ fn a_filter_for_some_packets_is_told_and_one_behind_ours_is_not() {
     filter("ingress", "pref 60000 protocol all u32 match u32 0 0 flowid 1:1");
     filter("egress", "pref 1 protocol ip u32 match ip dport 80 0xffff flowid 1:1");
     let specs = [PodSpec::of(web).mirror("true"), PodSpec::of(db)];
-    let pods = PodsFile::new(lab, &specs);
-    let agent = Agent::run(lab, AttachMode::Clsact, &pods, &[]);
-    lab.wait_mirrored(&[web]);
+    let agent = Agent::mirroring(lab, AttachMode::Clsact, &specs, &[], &[web]);
     wait_for_hidden(lab, &[("ingress", "u32 at priority 1) runs before podmirror's program")]);
     is_mirrored(lab, web, db);
     agent.stop();
@@ -182,9 +177,7 @@ fn a_program_ahead_is_told(mode: AttachMode, story: &str) {
     }
     let Node { web, db, lab } = &Node::bridged(story);
     let specs = [PodSpec::of(web).mirror("true"), PodSpec::of(db)];
-    let pods = PodsFile::new(lab, &specs);
-    let agent = Agent::run(lab, mode, &pods, &[]);
-    lab.wait_mirrored(&[web]);
+    let agent = Agent::mirroring(lab, mode, &specs, &[], &[web]);
     wait_for_hidden(lab, &[]);
     is_mirrored(lab, web, db);
     let neighbour = Neighbour::with_the_last_word(lab, web.veth_host());

@@ -81,7 +81,6 @@ fn an_unprivileged_process_keeps_nobody_from_working_and_is_not_believed() {
     assert_eq!((status.agent_running, status.notes), (false, None), "nobody is not the agent");
     assert_eq!(status.taps.len(), 1);
     lab.cleanup();
-    assert!(lab.pins().is_empty());
     lab.network_is_as(&before);
 }
 
@@ -90,8 +89,7 @@ fn one_agent_works_in_a_network_namespace_and_in_a_directory() {
     let Node { web, db: _db, lab } = &Node::bridged("one");
     let elsewhere = &Lab::new("two");
     let pods = PodsFile::new(lab, &[PodSpec::of(web).mirror("true")]);
-    let agent = Agent::run(lab, any_mode(), &pods, &[]);
-    lab.wait_mirrored(&[web]);
+    let agent = Agent::run_until(lab, any_mode(), &pods, &[], &[web]);
     let refused = |lab: &Lab, bpffs: &str, why: &str| {
         for command in [&["run", "--pods-from", pods.path()][..], &["cleanup"]] {
             let exit = lab.agent_exit(&[command, &["--bpffs", bpffs]].concat());

@@ -90,8 +90,7 @@ fn start(scene: &Scene, option: impl Fn(usize) -> String) -> Agent {
     }
     let words: Vec<_> = words.iter().map(String::as_str).collect();
     let pods = PodsFile::new(lab, &[mirrored_into(web, KINDS.iter().map(|[name, ..]| *name))]);
-    let agent = Agent::run(lab, any_mode(), &pods, &words);
-    lab.wait_mirrored(&[web]);
+    let agent = Agent::run_until(lab, any_mode(), &pods, &words, &[web]);
     KINDS.iter().for_each(|[name, ..]| drop(wait_target_of(lab, name, true, 1)));
     agent
 }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use mirror_tests::{
-    Agent, Capture, Comparison, Lab, PodSpec, PodsFile, SOON, Status, check, eventually, while_talking,
+    Agent, Capture, Comparison, PodSpec, PodsFile, SOON, Status, check, eventually, while_talking,
 };
 use serde_json::Value;
 
@@ -140,8 +140,7 @@ fn a_mirror_that_changes_touches_no_other() {
             .annotated("podmirror.io/target.debug", "lab")
     };
     let pods = PodsFile::new(lab, &[ids()]);
-    let _agent = Agent::run(lab, any_mode(), &pods, &["--define-target", "lab=lab0"]);
-    lab.wait_mirrored(&[web]);
+    let _agent = Agent::run_until(lab, any_mode(), &pods, &["--define-target", "lab=lab0"], &[web]);
     let mirror = Capture::start(lab.node(), MIRROR);
     let inside = Inside::of(web);
     let has = |filter: Option<&'static str>| {
@@ -173,50 +172,6 @@ fn a_mirror_that_changes_touches_no_other() {
         (sent.len() as u64, received.len() as u64)
     );
     assert_eq!(tap.seen(), (sent.len() + received.len()) as u64, "the counters of the mirror went on");
-}
-
-#[test]
-fn a_mirror_that_cannot_be_is_refused_alone() {
-    let Node { web, db, lab } = &Node::bridged("mirrors-refused");
-    let mut spec = PodSpec::of(web).mirror("true").annotated("podmirror.io/target", "nowhere");
-    for number in 0..9 {
-        spec = spec.annotated(&format!("podmirror.io/mirror.m{number}"), "true");
-    }
-    let pods = PodsFile::new(lab, &[spec, PodSpec::of(db).mirror("true")]);
-    let _agent = Agent::run(lab, any_mode(), &pods, &[]);
-    let status = lab.wait_status(|status| {
-        let told = status.notes.as_ref().map(|notes| notes["not_mirrored"].as_array().map_or(0, Vec::len));
-        check(told == Some(2) && status.taps.len() == 2, || format!("{told:?}"))
-    });
-    let mirrors: Vec<_> = status.tap(web.veth_host()).sessions.iter().map(|of| of.mirror.clone()).collect();
-    assert_eq!(mirrors, ["m0", "m1", "m2", "m3", "m4", "m5", "m6", "m7"]);
-    let told: Vec<_> = status.notes.unwrap()["not_mirrored"]
-        .as_array()
-        .unwrap()
-        .iter()
-        .map(|told| (told["mirror"].as_str().map(str::to_owned), told["reason"].as_str().unwrap().to_owned()))
-        .collect();
-    assert_eq!(
-        told,
-        [(None, "NoSuchTarget".to_owned()), (Some("m8".to_owned()), "TooManyMirrors".to_owned())]
-    );
-}
-
-#[test]
-fn targets_that_cannot_be_are_wrong_usage() {
-    let lab = &Lab::new("targets");
-    let pods = PodsFile::new(lab, &[]);
-    for (arguments, expected) in [
-        (&["--define-target", "ids"][..], "use a name and a destination, as in ids=ids0"),
-        (&["--define-target", "IDS=ids0"], "\"IDS\" is not a name"),
-        (&["--define-target", "ids=a/b"], "an interface name has 1 to 15 bytes"),
-        (&["--define-target", "ids=mirror0"], "mirror0 is already the destination of target default"),
-        (&["--define-target", "ids=a0,ids=b0"], "the destination of target ids is already a0"),
-        (&["--define-target", "ids=lo"], "lo cannot be the mirror interface"),
-    ] {
-        let exit = lab.agent_exit(&[&["run", "--pods-from", pods.path()][..], arguments].concat());
-        assert!(exit.code != Some(0) && exit.stderr.contains(expected), "{arguments:?}: {exit:?}");
-    }
 }
 
 /// A mirror gets another name while many other pods leave: detaching their taps takes longer than the kernel needs for

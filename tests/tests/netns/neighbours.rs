@@ -21,9 +21,7 @@ fn other_filters_live_beside_ours(mode: AttachMode) {
     }
     let filters = |lab: &Lab| HOOKS.map(|hook| lab.node().tc(&format!("filter show dev {device} {hook}")));
     let (before, state) = (filters(lab), lab.network_state());
-    let pods = PodsFile::new(lab, &[PodSpec::of(web).mirror("true")]);
-    let agent = Agent::run(lab, mode, &pods, &[]);
-    lab.wait_mirrored(&[web]);
+    let agent = Agent::mirroring(lab, mode, &[PodSpec::of(web).mirror("true")], &[], &[web]);
     let counts = |copied| [neighbours[0].seen(), copied, neighbours[1].seen()];
     let start = counts(lab.status().tap(device).total("copied"));
     web.ping(db.v4(), 10, 56);
@@ -47,8 +45,7 @@ fn another_tcx_program(story: &str, attach: fn(&Lab, &str) -> Neighbour, comes_f
     let device = web.veth_host();
     let pods = PodsFile::new(lab, &[PodSpec::of(web).mirror("true")]);
     let early = comes_first.then(|| attach(lab, device));
-    let agent = Agent::run(lab, AttachMode::Tcx, &pods, &[]);
-    lab.wait_mirrored(&[web]);
+    let agent = Agent::run_until(lab, AttachMode::Tcx, &pods, &[], &[web]);
     let neighbour = early.unwrap_or_else(|| attach(lab, device));
     let (seen, copied) = (neighbour.seen(), lab.status().tap(device).total("copied"));
     web.ping(db.v4(), 10, 56);
@@ -70,13 +67,6 @@ fn a_tcx_program_that_came_first_lives_beside_ours() {
 }
 
 #[test]
-fn a_tcx_program_that_comes_later_lives_beside_ours() {
-    if AttachMode::Tcx.is_applicable() {
-        another_tcx_program("tcx-later", Neighbour::attach_tcx, false);
-    }
-}
-
-#[test]
 fn a_tcx_program_that_goes_ahead_of_ours_lives_beside_ours() {
     if AttachMode::Tcx.is_applicable() {
         another_tcx_program("tcx-ahead", Neighbour::attach_tcx_first, false);
@@ -86,9 +76,7 @@ fn a_tcx_program_that_goes_ahead_of_ours_lives_beside_ours() {
 #[test]
 fn filters_that_somebody_removes_are_attached_again() {
     let Node { web, db, lab } = &Node::bridged("removed");
-    let pods = PodsFile::new(lab, &[PodSpec::of(web).mirror("true")]);
-    let _agent = Agent::run(lab, AttachMode::Clsact, &pods, &[]);
-    lab.wait_mirrored(&[web]);
+    let _agent = Agent::mirroring(lab, AttachMode::Clsact, &[PodSpec::of(web).mirror("true")], &[], &[web]);
     lab.node().tc(&format!("qdisc delete dev {} clsact", web.veth_host()));
     lab.wait_mirrored(&[web]);
     let copied = lab.status().tap(web.veth_host()).total("copied");
@@ -103,9 +91,7 @@ fn links_that_somebody_detaches_are_attached_again() {
         return;
     }
     let Node { web, db, lab } = &Node::bridged("detached");
-    let pods = PodsFile::new(lab, &[PodSpec::of(web).mirror("true")]);
-    let agent = Agent::run(lab, AttachMode::Tcx, &pods, &[]);
-    lab.wait_mirrored(&[web]);
+    let agent = Agent::mirroring(lab, AttachMode::Tcx, &[PodSpec::of(web).mirror("true")], &[], &[web]);
     let before = BpfObjects::of(lab).links;
     assert_eq!(BpfObjects::detach_links(lab), 2);
     lab.wait_status(|status| {
@@ -128,8 +114,7 @@ fn a_qdisc_that_was_there_stays() {
     lab.node().tc(&format!("qdisc add dev {} clsact", web.veth_host()));
     let pods = PodsFile::new(lab, &[PodSpec::of(web).mirror("true")]);
     for mode in [AttachMode::Clsact, any_mode()] {
-        let agent = Agent::run(lab, mode, &pods, &[]);
-        lab.wait_mirrored(&[web]);
+        let agent = Agent::run_until(lab, mode, &pods, &[], &[web]);
         agent.stop();
         lab.cleanup();
         assert!(lab.node().tc(&format!("qdisc show dev {}", web.veth_host())).contains("clsact"));

@@ -118,8 +118,7 @@ fn what_a_container_inside_a_pod_says_is_mirrored_once() {
     inner.ip("route add default via 172.16.0.1");
     db.netns().ip(&format!("route add 172.16.0.0/24 via {}", web.v4()));
     let pods = PodsFile::new(lab, &[PodSpec::of(web).mirror("true"), PodSpec::of(db).mirror("true")]);
-    let agent = Agent::run(lab, any_mode(), &pods, &[]);
-    lab.wait_mirrored(&[web, db]);
+    let agent = Agent::run_until(lab, any_mode(), &pods, &[], &[web, db]);
     let [of_web, of_db] = [web, db].map(Inside::of);
     let mirror = Capture::start(lab.node(), MIRROR);
     inner.ping_every(std::time::Duration::from_millis(2), db.v4(), 10, 1000);

@@ -65,7 +65,6 @@ fn is_mirrored(node: &Node, talk: impl Fn(&PodNs, &PodNs)) -> [Frames; 2] {
     mirror.stop().same_as(&sent.and(&received)).unwrap();
     agent.stop();
     lab.cleanup();
-    assert!(lab.pins().is_empty(), "{:?}", lab.pins());
     assert_eq!(lab.network_state(), before);
     [sent, received]
 }
@@ -95,8 +94,7 @@ fn what_is_sent_around_the_hook_of_a_pod_is_mirrored() {
     const FRAMES: usize = 20;
     let Some(Node { web, db, lab }) = &bridged("netkit-around") else { return };
     let pods = PodsFile::new(lab, &[PodSpec::of(web).mirror("true"), PodSpec::of(db)]);
-    let _agent = Agent::run(lab, AttachMode::Tcx, &pods, &[]);
-    lab.wait_mirrored(&[web]);
+    let _agent = Agent::run_until(lab, AttachMode::Tcx, &pods, &[], &[web]);
     let mirror = Capture::start(lab.node(), MIRROR);
     let socket = web.netns().sender("eth0").around_the_hook();
     let frame = Frame::new(db.eth0().mac, web.eth0().mac).filled(100, 7).bytes();
@@ -116,8 +114,7 @@ fn what_is_sent_around_the_hook_of_a_pod_is_mirrored() {
 fn what_a_cni_sends_elsewhere_is_mirrored_and_no_bypass() {
     let Some(Node { web, db, lab }) = &bridged("netkit-elsewhere") else { return };
     let pods = PodsFile::new(lab, &[PodSpec::of(web).mirror("true"), PodSpec::of(db)]);
-    let agent = Agent::run(lab, AttachMode::Tcx, &pods, &[]);
-    lab.wait_mirrored(&[web]);
+    let agent = Agent::run_until(lab, AttachMode::Tcx, &pods, &[], &[web]);
     let _cni = Shortcut::attach(lab, web.veth_host(), db.veth_host());
     let received = || {
         let shown = lab.node().run(&format!("ip -json -stats link show {}", web.veth_host()));
@@ -139,8 +136,7 @@ fn what_a_cni_sends_elsewhere_is_mirrored_and_no_bypass() {
 fn a_mirror_of_a_netkit_pod_outlives_the_agent() {
     let Some(Node { web, db, lab }) = &bridged("netkit-restart") else { return };
     let pods = PodsFile::new(lab, &[PodSpec::of(web).mirror("true"), PodSpec::of(db)]);
-    let agent = Agent::run(lab, AttachMode::Tcx, &pods, &[]);
-    lab.wait_mirrored(&[web]);
+    let agent = Agent::run_until(lab, AttachMode::Tcx, &pods, &[], &[web]);
     let comparison = Comparison::of(web.netns(), lab);
     while_pinging(OFTEN, db, web, || {
         agent.kill();

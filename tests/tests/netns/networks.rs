@@ -9,7 +9,6 @@ use crate::{MIRROR, Node, any_mode, shows};
 
 const NETWORK_STATUS: &str = "k8s.v1.cni.cncf.io/network-status";
 const KUBE_OVN_FLAG: &str = "--kube-ovn-annotations";
-const KUBE_OVN: &str = "ovn.kubernetes.io/mirror";
 const FAST: &str = "fast.shop.ovn.kubernetes.io/mirror";
 
 /// Two pods with two NICs each, on two networks.
@@ -109,38 +108,6 @@ fn an_attachment_is_mirrored_alone() {
     assert!(lab.pins().is_empty() && !lab.devices().contains(&MIRROR.to_owned()), "{:?}", lab.pins());
 }
 
-/// Precedence: podmirror's annotation, then that of the attachment, then that of the pod.
-#[test]
-fn the_annotation_of_an_attachment_decides_about_its_nic() {
-    let scene = Networks::new("attachments");
-    let Networks { web, lab, .. } = &scene;
-    let [first, second] = scene.hosts();
-    let spec = |annotations: &[(&str, &str)]| {
-        let spec = annotations.iter().fold(PodSpec::of(web), |spec, (key, value)| spec.annotated(key, value));
-        [with_network(spec, "shop/fast")]
-    };
-    let pods = PodsFile::new(lab, &spec(&[]));
-    let agent = Agent::run(lab, any_mode(), &pods, &[KUBE_OVN_FLAG]);
-    let ours = "podmirror.io/mirror";
-    for (annotations, expected) in [
-        (&[(KUBE_OVN, "true")][..], &[first, second][..]),
-        (&[(KUBE_OVN, "true"), (FAST, "false")], &[first]),
-        (&[(KUBE_OVN, "false"), (FAST, "true")], &[second]),
-        (&[(KUBE_OVN, "false"), (FAST, "true"), (ours, "true")], &[first, second]),
-        (&[(KUBE_OVN, "true"), (FAST, "true"), (ours, "false")], &[]),
-        (&[(FAST, "true"), ("podmirror.io/nics", "eth0")], &[first]),
-        (&[(FAST, "yes")], &[]),
-    ] {
-        pods.write(&spec(annotations));
-        lab.wait_taps(expected);
-    }
-    agent.wait_for_log(&[FAST, "is not true or false; it is ignored"]);
-    agent.stop();
-    pods.write(&spec(&[(FAST, "false")]));
-    let _agent = Agent::run(lab, any_mode(), &pods, &["--enable-mirror", KUBE_OVN_FLAG]);
-    lab.wait_taps(&[first]);
-}
-
 /// The network's name is for people. It does not affect copies and counters, and stays known without an agent.
 #[test]
 fn a_network_with_a_new_name_keeps_its_mirror() {
@@ -201,8 +168,7 @@ fn a_nic_that_multus_names_is_looked_for_at_once() {
     }
     let mut web = lab.pod("web", "br0");
     let pods = PodsFile::new(&lab, &[PodSpec::of(&web).mirror("true")]);
-    let agent = Agent::run(&lab, any_mode(), &pods, &[]);
-    lab.wait_mirrored(&[&web]);
+    let agent = Agent::run_until(&lab, any_mode(), &pods, &[], &[&web]);
     web.add_nic_over(&lab, "macvlan mode bridge", "up0");
     let of_web = || with_network(PodSpec::of(&web).mirror("true"), "shop/fast");
     pods.write(&[of_web()]);

@@ -73,7 +73,7 @@ fn hostile_mirrors_cost_neither_the_agent_nor_a_neighbour() {
     for change in changes.chain([object(LARGE + SLOW, "shop", &cut)]) {
         eventually(SOON, || check(server.send("mirrors", &change) == 1, || "no watch".into()));
     }
-    wait(&|session| session.settings["snaplen"] == 96);
+    wait(&|session| session.settings["snaplen"] == "96");
     assert_eq!(refused(), LARGE, "each is reported once");
     let (_, most) = memory(agent.pid());
     eprintln!(

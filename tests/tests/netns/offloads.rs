@@ -89,8 +89,7 @@ fn without_offloads_copies_are_as_on_a_wire() {
     let node = &Node::bridged("wire");
     let Node { web, lab, .. } = node;
     let pods = PodsFile::new(lab, &[PodSpec::of(web).mirror("true")]);
-    let agent = Agent::run(lab, any_mode(), &pods, &[OFF]);
-    lab.wait_mirrored(&[web]);
+    let agent = Agent::run_until(lab, any_mode(), &pods, &[OFF], &[web]);
     offloads_are(lab, MIRROR, false).unwrap();
     let frames = shown_as_on_a_wire(node, MIRROR);
     let mut expected = Verdicts::new();
@@ -113,8 +112,7 @@ fn super_frames_that_are_cut_stay_one_copy_without_offloads() {
     const SNAPLEN: usize = 96;
     let Node { web, db, lab } = &Node::bridged("cut-wire");
     let pods = PodsFile::new(lab, &[PodSpec::of(web).mirror("true").annotated("podmirror.io/snaplen", "96")]);
-    let _agent = Agent::run(lab, any_mode(), &pods, &[OFF]);
-    lab.wait_mirrored(&[web]);
+    let _agent = Agent::run_until(lab, any_mode(), &pods, &[OFF], &[web]);
     // Ignores the TCP checksum, which the kernel computes over the remaining bytes.
     let cut = |frames: &Frames| {
         frames.iter().fold(Frames::default(), |cut, (frame, times)| {
@@ -211,8 +209,7 @@ fn offloads_that_cannot_be_switched_off_are_named_once() {
     // A macvlan leaves all offloads to its lower device.
     lab.node().ip("link add stiff link cap0 type macvlan");
     let pods = PodsFile::new(lab, &[PodSpec::of(web).mirror("true")]);
-    let agent = Agent::run(lab, any_mode(), &pods, &["--mirror-iface", "stiff", OFF]);
-    lab.wait_mirrored(&[web]);
+    let agent = Agent::run_until(lab, any_mode(), &pods, &["--mirror-iface", "stiff", OFF], &[web]);
     let line = agent.wait_for_log(&["cannot disable these offloads"]);
     for part in ["WARN", "stiff", "tx-checksum-ip-generic", "tx-tcp-segmentation"] {
         assert!(line.contains(part), "no {part:?} in {line}");

@@ -116,8 +116,7 @@ fn copies_do_not_overtake_each_other_without_offloads(mode: AttachMode) {
         pod.netns().sysctl("ipv4/tcp_rmem", WINDOW);
     }
     let pods = PodsFile::new(lab, &[PodSpec::of(web).mirror("true")]);
-    let agent = Agent::run(lab, mode, &pods, &["--mirror-offloads=false"]);
-    lab.wait_mirrored(&[web]);
+    let agent = Agent::run_until(lab, mode, &pods, &["--mirror-offloads=false"], &[web]);
     for _ in 0..3 {
         let (tap, mirror) = captures(lab, web);
         let talks: Vec<_> = (0..CONNECTIONS).map(|_| Conversation::open(web, db, db.v4())).collect();
@@ -173,8 +172,7 @@ fn a_super_frame_that_does_not_fit_into_the_queue_is_congested_as_a_whole() {
     }
     let Node { web, db, lab } = &Node::bridged("full");
     let pods = PodsFile::new(lab, &[PodSpec::of(web).mirror("egress")]);
-    let agent = Agent::run(lab, any_mode(), &pods, &["--mirror-offloads=false"]);
-    lab.wait_mirrored(&[web]);
+    let agent = Agent::run_until(lab, any_mode(), &pods, &["--mirror-offloads=false"], &[web]);
     let total = |verdict: &str| lab.status().tap(web.veth_host()).packets("egress", verdict);
     let all = (SENDERS.len() * SUPER_FRAMES.len()) as u64;
     // Resolves the pods' addresses first: below, only super-frames may be counted.
@@ -209,8 +207,7 @@ fn a_queue_that_was_taken_away_comes_back_and_one_of_somebody_else_stays() {
         let queue = queue(lab, MIRROR);
         check(queue.contains(expected), || format!("no {expected:?}: {queue}"))
     };
-    let agent = Agent::run(lab, any_mode(), &pods, &["--mirror-offloads=false"]);
-    lab.wait_mirrored(&[web]);
+    let agent = Agent::run_until(lab, any_mode(), &pods, &["--mirror-offloads=false"], &[web]);
     is("pfifo 706d: root").unwrap();
     lab.node().tc(&format!("qdisc del dev {MIRROR} root"));
     eventually(SOON, || is("pfifo 706d: root"));

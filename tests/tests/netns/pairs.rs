@@ -192,8 +192,7 @@ fn no_packet_is_lost_that_changes_its_cpu_between_two_taps() {
     }
     let (web, db) = (&lab.pod("web", "br0"), &lab.pod("db", "br1"));
     let pods = PodsFile::new(lab, &[web, db].map(|pod| PodSpec::of(pod).mirror("true")));
-    let _agent = Agent::run(lab, any_mode(), &pods, &[]);
-    lab.wait_mirrored(&[web, db]);
+    let _agent = Agent::run_until(lab, any_mode(), &pods, &[], &[web, db]);
     let inside = [web, db].map(|pod| (pod, Capture::of_headers(pod.netns(), "eth0")));
     let mirror = Capture::of_headers(node, MIRROR);
     let before = steered();

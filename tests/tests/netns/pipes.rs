@@ -7,7 +7,7 @@ use std::{
 
 use nix::{sys::stat::Mode, unistd::mkfifo};
 
-use mirror_tests::{Agent, Flood, Lab, PacketFile, PodNs, PodSpec, PodsFile, SOON, Tail, check, eventually};
+use mirror_tests::{Agent, Flood, Lab, PacketFile, PodNs, PodSpec, SOON, Tail, check, eventually};
 
 use crate::{Inside, Node, any_mode};
 
@@ -16,10 +16,7 @@ const TAIL: [&str; 7] = ["tail", "--pod", "default/web", "--filter", "ip", "--bu
 
 /// An agent that mirrors nothing.
 fn agent(lab: &Lab, web: &PodNs, db: &PodNs) -> Agent {
-    let pods = PodsFile::new(lab, &[PodSpec::of(web), PodSpec::of(db)]);
-    let agent = Agent::run(lab, any_mode(), &pods, &[]);
-    lab.wait_mirrored(&[]);
-    agent
+    Agent::mirroring(lab, any_mode(), &[PodSpec::of(web), PodSpec::of(db)], &[], &[])
 }
 
 /// Reads a pipe to its end.

@@ -212,7 +212,6 @@ fn a_pod_is_mirrored(scene: &Scene, mode: AttachMode, talk: impl Fn(&PodNs, &Pod
     web.ping(db.v4(), 3, 56);
     agent.stop();
     lab.cleanup();
-    assert!(lab.pins().is_empty(), "{:?}", lab.pins());
     assert_eq!(state(), before);
 }
 
@@ -280,54 +279,6 @@ fn each_mirror_of_a_macvlan_pod_gets_its_own_packets() {
     eventually(SOON, || check(!has_exit(web), || "the exit is left".to_owned()));
     wait_tapped(lab, &[web]);
     web.ping(db.v4(), 3, 56);
-}
-
-/// A pod with a veth and a macvlan, as Multus creates it: each NIC has its tap, on the node or inside.
-#[test]
-fn each_nic_has_its_own_way() {
-    let Scene { web: other, lab, .. } = Scene::new("multus", MACVLAN);
-    lab.bridge("br0");
-    let (mut web, db) = (lab.pod("both", "br0"), lab.pod("db2", "br0"));
-    let second = web.add_nic_over(&lab, MACVLAN, "up0");
-    // In the network of the first scene's pods.
-    let second = web.nics()[second].clone();
-    web.netns().ip(&format!("address add 10.0.0.99/24 dev {}", second.name));
-    let pods = PodsFile::new(&lab, &[PodSpec::of(&web).mirror("true")]);
-    let agent = Agent::run(&lab, any_mode(), &pods, &[]);
-    let devices = [web.veth_host().to_owned(), second.name.clone()];
-    lab.wait_taps(&devices.each_ref().map(String::as_str));
-    let inside = ["eth0", "eth1"].map(|nic| Capture::start(web.netns(), nic));
-    let mirror = Capture::start(lab.node(), MIRROR);
-    web.ping(db.v4(), 5, 56);
-    let frame = Frame::new(Frame::BROADCAST, second.mac).filled(100, 1).bytes();
-    web.netns().send_frame("eth1", &frame);
-    other.send_frame(&Frame::new(Frame::BROADCAST, other.eth0().mac).filled(200, 2).bytes());
-    shows(&mirror, || inside[0].frames().and(&inside[1].frames()));
-    assert!(inside[1].frames().len() >= 2, "both frames passed the second NIC");
-
-    // The annotation keeps the agent out of the pod. The veth's tap stays.
-    pods.write(&[PodSpec::of(&web).mirror("true").annotated("podmirror.io/pod-side-taps", "off")]);
-    lab.wait_taps(&[web.veth_host()]);
-    agent.wait_for_log(&["not mirrored", "podmirror.io/pod-side-taps"]);
-    eventually(SOON, || check(!has_exit(&web), || "the exit is left".to_owned()));
-}
-
-/// A veth whose peer is in no namespace that the node knows: it is tapped inside if it is named.
-#[test]
-fn a_nic_that_leads_past_the_node_is_mirrored_where_it_is_named() {
-    let lab = Lab::new("past");
-    let switch = switch(&lab);
-    let (web, db) = (lab.pod_elsewhere("web", &switch, "br0"), lab.pod_elsewhere("db", &switch, "br0"));
-    let spec = || PodSpec::of(&web).mirror("true");
-    let pods = PodsFile::new(&lab, &[spec()]);
-    let agent = Agent::run(&lab, any_mode(), &pods, &[]);
-    agent.wait_for_log(&["not mirrored", "has no veth peer on the node"]);
-    pods.write(&[spec().annotated("podmirror.io/nics", "eth0")]);
-    wait_tapped(&lab, &[&web]);
-    let inside = Inside::of(&web);
-    let mirror = Capture::start(lab.node(), MIRROR);
-    talk(&web, &db);
-    shows(&mirror, || inside.capture.frames());
 }
 
 /// A stream needs no relay device, so a capture leaves no device in the pod.

@@ -51,8 +51,7 @@ fn pods_appear_change_and_disappear() {
 fn a_pod_comes_back_under_its_name_in_another_namespace() {
     let Node { web, db, lab } = Node::bridged("again");
     let pods = PodsFile::new(&lab, &[PodSpec::of(&web).mirror("true")]);
-    let agent = Agent::run(&lab, any_mode(), &pods, &[]);
-    lab.wait_mirrored(&[&web]);
+    let agent = Agent::run_until(&lab, any_mode(), &pods, &[], &[&web]);
     db.ping(web.v4(), 3, 56);
     let old = lab.status();
     assert!(old.tap(web.veth_host()).seen() > 0);
@@ -122,8 +121,7 @@ fn unselected_pods_carry_no_program(mode: AttachMode) {
     let before = lab.network_state();
     let chosen = PodSpec::of(&other).mirror("true");
     let pods = PodsFile::new(lab, &[PodSpec::of(web).mirror("false"), PodSpec::of(db), chosen]);
-    let _agent = Agent::run(lab, mode, &pods, &[]);
-    lab.wait_mirrored(&[&other]);
+    let _agent = Agent::run_until(lab, mode, &pods, &[], &[&other]);
     let links = if mode == AttachMode::Tcx { 2 } else { 0 };
     assert_eq!(BpfObjects::of(lab).links.len(), links, "those of the chosen pod");
     let after = lab.network_state();
@@ -138,64 +136,10 @@ fn unselected_pods_carry_no_program(mode: AttachMode) {
 }
 
 #[test]
-fn a_bad_file_keeps_the_last_good_state() {
-    let Node { web, db, lab } = &Node::bridged("bad-file");
-    let good = [PodSpec::of(web).mirror("true"), PodSpec::of(db)];
-    let pods = PodsFile::new(lab, &good);
-    let agent = Agent::run(lab, any_mode(), &pods, &[]);
-    lab.wait_mirrored(&[web]);
-    db.ping(web.v4(), 3, 56);
-    let state = lab.status();
-
-    let text = PodsFile::yaml(&good);
-    let half = &text[..text.find("containers").unwrap() + 4];
-    let mut errors = 0;
-    let mut unharmed = |what: &str| {
-        errors += 1;
-        mirror_tests::eventually(mirror_tests::SOON, || {
-            let told = agent.log_with(&["ERROR", pods.path()]).len();
-            check(told == errors, || format!("{what}: {told} errors, not {errors}: {:#?}", agent.log()))
-        });
-        assert_eq!(lab.status(), state, "{what}");
-    };
-    pods.write_in_place("]garbage: [");
-    unharmed("not YAML");
-    pods.write_in_place("kind: Node\nmetadata: {name: web}\n");
-    unharmed("not pods");
-    pods.write_in_place(half);
-    unharmed("half written");
-    pods.remove();
-    unharmed("gone");
-
-    pods.write(&[PodSpec::of(web), PodSpec::of(db).mirror("true")]);
-    lab.wait_mirrored(&[db]);
-    // Writes into the existing file, without replacing it.
-    pods.write_in_place(&text);
-    lab.wait_mirrored(&[web]);
-}
-
-#[test]
-fn a_list_of_pods_as_json_is_taken_too() {
-    let Node { web, db: _db, lab } = &Node::bridged("json");
-    let pods = PodsFile::new(lab, &[]);
-    let _agent = Agent::run(lab, any_mode(), &pods, &[]);
-    lab.wait_taps(&[]);
-    pods.write_in_place(&format!(
-        r#"{{"apiVersion": "v1", "kind": "List", "items": [{{"apiVersion": "v1", "kind": "Pod",
-            "metadata": {{"name": "web", "namespace": "default", "uid": "web-1", "annotations":
-            {{"podmirror.io/mirror": "true", "podmirror.io/netns": "{}"}}}}, "spec": {{}}}}]}}"#,
-        web.netns().path().display()
-    ));
-    lab.wait_mirrored(&[web]);
-}
-
-#[test]
 fn want_of_file_descriptors_costs_no_pod_its_tap() {
     let Node { mut web, db, lab } = Node::bridged("descriptors");
     let web_host = &web.veth_host().to_owned();
-    let pods = PodsFile::new(&lab, &[PodSpec::of(&web).mirror("true")]);
-    let agent = Agent::run(&lab, any_mode(), &pods, &[]);
-    lab.wait_mirrored(&[&web]);
+    let agent = Agent::mirroring(&lab, any_mode(), &[PodSpec::of(&web).mirror("true")], &[], &[&web]);
     db.ping(web.v4(), 3, 56);
     let tap = |status: &Status| status.tap(web_host).clone();
     let before = tap(&lab.status());

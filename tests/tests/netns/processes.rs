@@ -77,8 +77,7 @@ fn a_pod_is_found_by_the_cgroup_of_its_process_and_followed_into_a_new_sandbox()
     // The next agent finds it at once.
     agent.stop();
     lab.cleanup();
-    let agent = Agent::run(lab, any_mode(), &pods, &[]);
-    lab.wait_mirrored(&[web]);
+    let agent = Agent::run_until(lab, any_mode(), &pods, &[], &[web]);
     assert_eq!(agent.log_with(&["not mirrored"]), Vec::<String>::new());
 
     // A new sandbox of the same pod in another namespace; the old one still exists for a while.
@@ -125,9 +124,7 @@ fn a_pod_whose_processes_are_all_in_the_nodes_namespace_is_not_mirrored() {
     let _processes = [lab.node(), web.netns()].map(|netns| lab.container(netns, &cgroupfs(&web_uid, "1")));
     let [web_spec, host_spec] = [("web", &web_uid), ("host", &host_uid)]
         .map(|(name, uid)| PodSpec::named(name).uid(uid).mirror("true"));
-    let pods = PodsFile::new(lab, &[web_spec, host_spec]);
-    let agent = Agent::run(lab, any_mode(), &pods, &[]);
-    lab.wait_mirrored(&[web]);
+    let agent = Agent::mirroring(lab, any_mode(), &[web_spec, host_spec], &[], &[web]);
     // The agent reports the pod only when the runtime has had time to move the process.
     agent.wait_for_log(&["not mirrored", "\"default/host\"", "\"HostNetwork\""]);
     eventually(AT_ONCE, || {

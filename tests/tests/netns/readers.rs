@@ -1,43 +1,17 @@
 //! One reader of a stream after another: each has the packets and the counts of its own time, and the whole ring.
 
-use mirror_tests::{Agent, Flood, PodSpec, PodsFile, SOON, Tail, check, eventually};
+use mirror_tests::{Agent, Flood, PodsFile, SOON, Tail, check, eventually};
 
 use crate::{
     Inside, Node, any_mode,
     streams::{TARGET, streamed, wait_stream},
 };
 
-/// Every packet that counts as copied is in the file of a reader that ends normally.
-#[test]
-fn nothing_is_missing_at_the_end_of_a_reader() {
-    let Node { web, db, lab } = &Node::bridged("streamend");
-    let filter = format!("udp and src host {}", web.v4());
-    let pods = PodsFile::new(lab, &[streamed(web).annotated("podmirror.io/filter", &filter)]);
-    let _agent = Agent::run(lab, any_mode(), &pods, &TARGET);
-    lab.wait_mirrored(&[web]);
-    let mut copied = 0;
-    for words in [&["tail", "--target", "live"][..], &["tail", "--target", "live", "--duration", "3s"]] {
-        let tail = Tail::start(lab, words);
-        let flood = Flood::start(web, db);
-        flood.go_on(1000);
-        let file = if words.len() > 3 { tail.wait() } else { tail.stop() };
-        flood.go_on(100);
-        flood.stop();
-        let status = wait_stream(lab, false);
-        let now = status.tap(web.veth_host()).total("copied");
-        assert!(!file.packets.is_empty());
-        assert_eq!(file.packets.len() as u64, now - copied);
-        copied = now;
-    }
-}
-
 /// A reader that has stopped reading is killed. The next one has the whole ring.
 #[test]
 fn a_killed_reader_leaves_the_stream_to_the_next() {
     let Node { web, db, lab } = &Node::bridged("streamkilled");
-    let pods = PodsFile::new(lab, &[streamed(web)]);
-    let _agent = Agent::run(lab, any_mode(), &pods, &TARGET);
-    lab.wait_mirrored(&[web]);
+    let _agent = Agent::mirroring(lab, any_mode(), &[streamed(web)], &TARGET, &[web]);
     let flooded = Tail::start(lab, &["tail", "--target", "live", "--buffer", "16MiB"]);
     flooded.pause();
     let flood = Flood::start(web, db);
@@ -69,8 +43,7 @@ fn readers_that_follow_at_once_keep_no_room_of_each_other() {
     let Node { web, db, lab } = &Node::bridged("streamnext");
     let filter = format!("udp and src host {}", web.v4());
     let pods = PodsFile::new(lab, &[streamed(web).annotated("podmirror.io/filter", &filter)]);
-    let _agent = Agent::run(lab, any_mode(), &pods, &TARGET);
-    lab.wait_mirrored(&[web]);
+    let _agent = Agent::run_until(lab, any_mode(), &pods, &TARGET, &[web]);
     let flood = Flood::start(web, db);
     let mut tail = Tail::start(lab, &["tail", "--target", "live"]);
     let mut read = 0;
@@ -92,40 +65,4 @@ fn readers_that_follow_at_once_keep_no_room_of_each_other() {
     });
     assert_eq!(lab.room_in_use(), []);
     assert_eq!(tail.stop().statistics.len(), 1);
-}
-
-/// A mirror changes its target to the stream. The packets that it has copied and lost for the other target are not in
-/// the file's counts.
-#[test]
-fn a_mirror_that_changes_to_the_stream_brings_no_counts_along() {
-    let Node { web, db, lab } = &Node::bridged("streammoved");
-    let to = |target| PodSpec::of(web).mirror("true").annotated("podmirror.io/target", target);
-    let pods = PodsFile::new(lab, &[to("other")]);
-    let _agent = Agent::run(lab, any_mode(), &pods, &["--define-target", "live=stream,other=stream"]);
-    lab.wait_mirrored(&[web]);
-    let other = Tail::start(lab, &["tail", "--target", "other", "--buffer", "256KiB"]);
-    let live = Tail::start(lab, &["tail", "--target", "live"]);
-    other.pause();
-    let flood = Flood::start(web, db);
-    eventually(SOON, || {
-        flood.go_on(2000);
-        let tap = lab.status().tap(web.veth_host()).clone();
-        check(tap.total("lost") > 0, || format!("the ring is not full: {tap:?}"))
-    });
-    flood.stop();
-    pods.write(&[to("live")]);
-    lab.wait_status(|status| {
-        let target = &status.tap(web.veth_host()).sessions[0].target;
-        check(target == "live", || "the mirror has not changed".into())
-    });
-    let before = lab.status().tap(web.veth_host()).total("copied");
-    web.ping(db.v4(), 10, 56);
-    eventually(SOON, || {
-        let copied = lab.status().tap(web.veth_host()).total("copied") - before;
-        let read = live.file().packets.len() as u64;
-        check(read == copied && read >= 20, || format!("{read} of {copied} are in the file"))
-    });
-    let file = live.stop();
-    assert_eq!(file.statistics, [(file.packets.len() as u64, 0)]);
-    other.kill();
 }

@@ -56,8 +56,7 @@ fn recorded(lab: &Lab, of: &[&str], packets: usize) -> PacketFile {
 fn what_is_recorded_outlives_the_agent() {
     let Node { web, db, lab } = &Node::bridged("recorder");
     let pods = pings_of(web, lab);
-    let agent = Agent::run(lab, any_mode(), &pods, &TARGET);
-    lab.wait_mirrored(&[web]);
+    let agent = Agent::run_until(lab, any_mode(), &pods, &TARGET, &[web]);
     for of in [ALL, ["--pod", "default/web"]] {
         let exit = past(lab, &of).unwrap_err();
         assert!(exit.stderr.contains("no recorder runs on this node"), "{exit:?}");
@@ -157,8 +156,7 @@ fn a_recorder_reads_while_the_api_server_is_away() {
 fn a_tail_with_a_past_goes_on_without_a_gap() {
     let Node { web, db, lab } = &Node::bridged("since");
     let pods = pings_of(web, lab);
-    let _agent = Agent::run(lab, any_mode(), &pods, &TARGET);
-    lab.wait_mirrored(&[web]);
+    let _agent = Agent::run_until(lab, any_mode(), &pods, &TARGET, &[web]);
     let recorder = recorder(lab);
     let inside = Inside::of(web);
     web.ping(db.v4(), 5, 56);
@@ -197,8 +195,7 @@ fn a_tail_with_a_past_goes_on_without_a_gap() {
 fn a_target_has_one_recorder() {
     let Node { web, db, lab } = &Node::bridged("recorders");
     let pods = pings_of(web, lab);
-    let agent = Agent::run(lab, any_mode(), &pods, &TARGET);
-    lab.wait_mirrored(&[web]);
+    let agent = Agent::run_until(lab, any_mode(), &pods, &TARGET, &[web]);
     let mut first = recorder(lab);
     web.ping(db.v4(), 1, 56);
     recorded(lab, &ALL, 2);
@@ -232,8 +229,7 @@ fn a_target_has_one_recorder() {
 fn a_ring_is_saved_while_it_goes_on() {
     let Node { web, db, lab } = &Node::bridged("usr1");
     let pods = pings_of(web, lab);
-    let _agent = Agent::run(lab, any_mode(), &pods, &TARGET);
-    lab.wait_mirrored(&[web]);
+    let _agent = Agent::run_until(lab, any_mode(), &pods, &TARGET, &[web]);
     let mut capture = Tail::start(lab, &["capture", "--target", "live", "--ring", "1MB"]);
     let stem = capture.path().file_stem().unwrap().to_str().unwrap().to_owned();
     let files = || {

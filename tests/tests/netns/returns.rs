@@ -1,7 +1,7 @@
 //! The node sends a packet back to the pod that sent it, with the same addresses: it is the same packet, and appears on
 //! the mirror interface once.
 
-use mirror_tests::{Agent, Capture, Lab, MIRROR, PodNs, PodSpec, PodsFile, check};
+use mirror_tests::{Agent, Capture, Lab, MIRROR, PodNs, PodSpec, check};
 
 use crate::{Inside, Node, any_mode, shows};
 
@@ -13,9 +13,7 @@ const PINGS: usize = 20;
 
 /// Sends from the pod to the service: the mirror interface shows what the pod sends, and nothing of what returns.
 fn sends_to_itself(lab: &Lab, web: &PodNs) {
-    let pods = PodsFile::new(lab, &[PodSpec::of(web).mirror("true")]);
-    let _agent = Agent::run(lab, any_mode(), &pods, &[]);
-    lab.wait_mirrored(&[web]);
+    let _agent = Agent::mirroring(lab, any_mode(), &[PodSpec::of(web).mirror("true")], &[], &[web]);
     let (inside, mirror) = (Inside::of(web), Capture::start(lab.node(), MIRROR));
     // There is no answer: the pod does not have the service's address.
     web.netns().try_run(&format!("ping -q -c {PINGS} -i 0.01 -W 1 {SERVICE}"));

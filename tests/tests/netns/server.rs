@@ -1,4 +1,4 @@
-//! An API server with canned responses: for objects that a real one refuses, and for a server that is away.
+//! An API server with canned responses, for objects that a real one refuses.
 
 use std::{
     collections::BTreeMap,

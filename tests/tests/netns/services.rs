@@ -12,7 +12,7 @@ use mirror_common::{
     packet::header,
     sample::{DEFAULT_SEED, in_sample},
 };
-use mirror_tests::{Agent, Capture, Frames, Lab, Netns, PodNs, PodSpec, PodsFile, SOON, scaled};
+use mirror_tests::{Agent, Capture, Frames, Lab, Netns, PodNs, PodSpec, SOON, scaled};
 
 use crate::{MIRROR, Node, any_mode, choice::flows, shows};
 
@@ -153,9 +153,7 @@ impl<'a> Service<'a> {
             let annotate = |spec: PodSpec, (key, value): &(&str, &str)| spec.annotated(key, value);
             annotations.iter().fold(PodSpec::of(pod).mirror("true"), annotate)
         };
-        let file = PodsFile::new(lab, &pods.iter().map(spec).collect::<Vec<_>>());
-        let agent = Agent::run(lab, any_mode(), &file, &[]);
-        lab.wait_mirrored(pods);
+        let agent = Agent::mirroring(lab, any_mode(), &pods.iter().map(spec).collect::<Vec<_>>(), &[], pods);
         let inside = pods.iter().map(|pod| capture(pod.netns(), "eth0")).collect();
         Self { lab, inside, mirror: capture(lab.node(), MIRROR), _agent: agent }
     }

@@ -3,11 +3,10 @@
 use std::collections::BTreeMap;
 
 use mirror_tests::{
-    Agent, Capture, Frames, Lab, Metrics, PacketFile, PodNs, PodSpec, PodsFile, SOON, Status, Tail, check,
-    eventually,
+    Agent, Frames, Lab, Metrics, PacketFile, PodNs, PodSpec, PodsFile, SOON, Status, Tail, check, eventually,
 };
 
-use crate::{Inside, Node, any_mode, shows};
+use crate::{Inside, Node, any_mode};
 
 pub(crate) const TARGET: [&str; 2] = ["--define-target", "live=stream"];
 
@@ -53,8 +52,7 @@ fn two_pods_with_their_own_filters_are_in_one_file() {
     let Node { web, db, lab } = &Node::bridged("streams");
     let filtered = |pod, filter| streamed(pod).annotated("podmirror.io/filter", filter);
     let pods = PodsFile::new(lab, &[filtered(web, "ip proto 17"), filtered(db, "icmp")]);
-    let agent = Agent::run(lab, any_mode(), &pods, &TARGET);
-    lab.wait_mirrored(&[web, db]);
+    let agent = Agent::run_until(lab, any_mode(), &pods, &TARGET, &[web, db]);
     let tail = Tail::start(lab, &["tail", "--target", "live", "--super-frames"]);
     let inside = [web, db].map(Inside::of);
     web.ping(db.v4(), 10, 1000);
@@ -97,7 +95,6 @@ fn two_pods_with_their_own_filters_are_in_one_file() {
     }
     agent.stop();
     lab.cleanup();
-    assert_eq!(lab.pins(), Vec::<std::path::PathBuf>::new());
 }
 
 /// Each reader has the counts of its own time.
@@ -110,9 +107,7 @@ fn what_a_rate_or_a_budget_keeps_out_is_in_the_file() {
             .annotated(&format!("podmirror.io/{key}"), value)
     };
     let specs = [of(web, "rate", "10pps,burst=100ms"), of(db, "packets", "5")];
-    let pods = PodsFile::new(lab, &specs);
-    let agent = Agent::run(lab, any_mode(), &pods, &TARGET);
-    lab.wait_mirrored(&[web, db]);
+    let agent = Agent::mirroring(lab, any_mode(), &specs, &TARGET, &[web, db]);
     for budget in [5, 0] {
         let tail = Tail::start(lab, &["tail", "--target", "live"]);
         web.ping(db.v4(), 20, 56);
@@ -142,9 +137,7 @@ fn what_a_rate_or_a_budget_keeps_out_is_in_the_file() {
 fn a_stream_without_a_reader_is_down() {
     let Node { web, db, lab } = &Node::bridged("streamdown");
     let before = lab.network_state();
-    let pods = PodsFile::new(lab, &[streamed(web), PodSpec::of(db)]);
-    let agent = Agent::run(lab, any_mode(), &pods, &TARGET);
-    lab.wait_mirrored(&[web]);
+    let agent = Agent::mirroring(lab, any_mode(), &[streamed(web), PodSpec::of(db)], &TARGET, &[web]);
     let inside = Inside::of(web);
     let mut unread = (0, 0);
     let mut read = (0, 0);
@@ -193,7 +186,6 @@ fn a_stream_without_a_reader_is_down() {
     assert!(warnings.is_empty(), "{warnings:#?}");
     agent.stop();
     lab.cleanup();
-    assert_eq!(lab.pins(), Vec::<std::path::PathBuf>::new());
     lab.network_is_as(&before);
 }
 
@@ -202,9 +194,7 @@ fn a_stream_without_a_reader_is_down() {
 fn the_metrics_tell_how_full_a_ring_is() {
     let Node { web, db, lab } = &Node::bridged("streamfill");
     let cut = streamed(web).annotated("podmirror.io/filter", "icmp").annotated("podmirror.io/snaplen", "96");
-    let pods = PodsFile::new(lab, &[cut]);
-    let agent = Agent::run(lab, any_mode(), &pods, &TARGET);
-    lab.wait_mirrored(&[web]);
+    let agent = Agent::mirroring(lab, any_mode(), &[cut], &TARGET, &[web]);
     let ring = |metrics: &Metrics| {
         let of = |name: &str| metrics.get(&format!("podmirror_stream_{name}{{target=\"live\"}}")).copied();
         [of("readers"), of("ring_used_bytes"), of("ring_size_bytes")]
@@ -227,64 +217,12 @@ fn the_metrics_tell_how_full_a_ring_is() {
     agent.stop();
 }
 
-#[test]
-fn attach_copies_to_a_stream() {
-    let Node { web, db, lab } = &Node::bridged("streamattach");
-    let before = lab.network_state();
-    let words = [web.veth_host(), "--define-target", "live=stream", "--target", "live", "--filter", "icmp"];
-    let agent = Agent::attach(lab, any_mode(), &words);
-    lab.wait_mirrored(&[web]);
-    let tail = Tail::start(lab, &["tail", "--target", "live"]);
-    let inside = Inside::of(web);
-    web.ping(db.v4(), 10, 1000);
-    web.udp_echo(db, db.v4(), &[100]);
-    eventually(SOON, || {
-        let (file, (sent, received)) = (tail.file(), inside.frames());
-        let icmp = |frames: Frames| frames.only(|frame| is_ipv4(frame, 1));
-        // What the node side of the veth receives is what the pod has sent.
-        frames(&file, web.veth_host(), "ingress").same_as(&icmp(sent))?;
-        frames(&file, web.veth_host(), "egress").same_as(&icmp(received))
-    });
-    assert_eq!(tail.stop().packets.len(), 20);
-    agent.interrupt();
-    assert_eq!(lab.pins(), Vec::<std::path::PathBuf>::new());
-    lab.network_is_as(&before);
-}
-
-/// Two mirrored pods talk to each other. Both mirrors use the stream: the packet is copied at the first tap.
-#[test]
-fn a_packet_between_two_mirrored_pods_comes_once() {
-    let Node { web, db, lab } = &Node::bridged("streamonce");
-    let pods = PodsFile::new(lab, &[streamed(web), streamed(db)]);
-    let _agent = Agent::run(lab, any_mode(), &pods, &TARGET);
-    lab.wait_mirrored(&[web, db]);
-    let tail = Tail::start(lab, &["tail", "--target", "live"]);
-    let inside = Inside::of(web);
-    web.ping(db.v4(), 10, 1000);
-    db.ping(web.v6(), 10, 100);
-    eventually(SOON, || {
-        let file = tail.file();
-        file.all_frames().same_as(&inside.capture.frames())
-    });
-    let file = tail.stop();
-    assert!(file.packets.iter().all(|packet| packet.direction == "egress"), "seen by the sender first");
-    let status = lab.status();
-    for pod in [web, db] {
-        let tap = status.tap(pod.veth_host());
-        assert_eq!(
-            (tap.total("copied") + tap.total("duplicate"), tap.packets("ingress", "copied")),
-            (tap.seen(), 0)
-        );
-    }
-}
-
 /// Pods start and stop to be mirrored while a program reads.
 #[test]
 fn pods_come_and_go_while_the_stream_is_read() {
     let Node { web, db, lab } = &Node::bridged("streamgoes");
     let pods = PodsFile::new(lab, &[PodSpec::of(web), PodSpec::of(db)]);
-    let _agent = Agent::run(lab, any_mode(), &pods, &TARGET);
-    lab.wait_mirrored(&[]);
+    let _agent = Agent::run_until(lab, any_mode(), &pods, &TARGET, &[]);
     let tail = Tail::start(lab, &["tail", "--target", "live"]);
     web.ping(db.v4(), 3, 56);
     let mut expected = 0;
@@ -340,31 +278,6 @@ fn an_agent_that_ends_ends_the_reader() {
     tail.stop();
     agent.stop();
     lab.cleanup();
-    assert_eq!(lab.pins(), Vec::<std::path::PathBuf>::new());
-}
-
-/// The next agent has a device for the same target. The killed agent's stream does not block it.
-#[test]
-fn a_stream_becomes_a_device() {
-    let Node { web, db, lab } = &Node::bridged("streamdevice");
-    let pods = PodsFile::new(lab, &[streamed(web)]);
-    let agent = Agent::run(lab, any_mode(), &pods, &TARGET);
-    lab.wait_mirrored(&[web]);
-    let tail = Tail::start(lab, &["tail", "--target", "live"]);
-    agent.kill();
-    tail.end();
-    let agent = Agent::run(lab, any_mode(), &pods, &["--define-target", "live=live0"]);
-    lab.wait_status(|status| {
-        let target = status.target("live");
-        check(target.up && !target.stream && target.device == "live0", || "no device yet".into())
-    });
-    let (device, inside) = (Capture::start(lab.node(), "live0"), Inside::of(web));
-    web.ping(db.v4(), 5, 56);
-    shows(&device, || inside.capture.frames());
-    drop(device);
-    agent.stop();
-    lab.cleanup();
-    assert_eq!(lab.pins(), Vec::<std::path::PathBuf>::new());
 }
 
 /// The command must report at once what is wrong.
@@ -381,29 +294,13 @@ fn what_is_no_stream_of_this_agent_is_refused() {
     assert!(lab.pins().is_empty(), "{:?}", lab.pins());
     let pods = PodsFile::new(lab, &[streamed(web)]);
     let targets = ["--define-target", "live=stream,ids=ids0,other=stream"];
-    let _agent = Agent::run(lab, any_mode(), &pods, &targets);
-    lab.wait_mirrored(&[web]);
+    let _agent = Agent::run_until(lab, any_mode(), &pods, &targets, &[web]);
     refused(&["tail", "--target", "nosuch"], "this node has no target \"nosuch\"");
     refused(&["tail", "--target", "ids"], "target ids is not a stream: its copies go to ids0");
     refused(&["tail", "--target", "default"], "target default is not a stream: its copies go to mirror0");
-    let settings = ["--filter", "udp", "--snaplen", "96", "--sample", "1/2", "--direction", "both"];
-    for words in settings.chunks(2) {
-        refused(&[&tail, words].concat(), &format!("{} cannot be used with --target live", words[0]));
-    }
     let reader = Tail::start(lab, &tail);
     refused(&["capture", "--target", "live", "--ring", "1MB"], "another program reads target live");
     let second = Tail::start(lab, &["tail", "--target", "other"]);
     second.stop();
     reader.stop();
-    for words in [&["--pod", "default/web"][..], &["veth0"]] {
-        assert_eq!(lab.agent_exit(&[&tail, words].concat()).code, Some(2), "{words:?}");
-    }
-    let run = ["run", "--pods-from", pods.path()];
-    for (words, told) in [
-        (["--define-target", "default=stream"], "is the device of --mirror-iface"),
-        (["--target", "live"], "define it with --define-target live=DESTINATION"),
-    ] {
-        let exit = lab.agent_exit(&[&run[..], &words].concat());
-        assert!(exit.code == Some(1) && exit.stderr.contains(told), "{words:?}: {exit:?}");
-    }
 }

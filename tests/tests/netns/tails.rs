@@ -35,9 +35,7 @@ fn talk(web: &PodNs, db: &PodNs) {
 #[test]
 fn a_pod_is_read_completely() {
     let Node { web, db, lab } = &Node::bridged("tail");
-    let pods = PodsFile::new(lab, &[PodSpec::of(web), PodSpec::of(db)]);
-    let _agent = Agent::run(lab, any_mode(), &pods, &[]);
-    lab.wait_mirrored(&[]);
+    let _agent = Agent::mirroring(lab, any_mode(), &[PodSpec::of(web), PodSpec::of(db)], &[], &[]);
     let tail = Tail::start(lab, &["tail", "--pod", "default/web", "--super-frames"]);
     let inside = Inside::of(web);
     talk(web, db);
@@ -55,37 +53,14 @@ fn a_pod_is_read_completely() {
     });
 }
 
-/// Checksums are complete and super-frames are segmented, as for a capture on a wire.
-#[test]
-fn frames_are_as_on_a_wire() {
-    let Node { web, db, lab } = &Node::bridged("tailwire");
-    let pods = PodsFile::new(lab, &[PodSpec::of(web), PodSpec::of(db)]);
-    let _agent = Agent::run(lab, any_mode(), &pods, &[]);
-    lab.wait_mirrored(&[]);
-    let begun = SystemTime::now();
-    let tail = Tail::start(lab, &["tail", "--pod", "default/web"]);
-    let inside = Inside::of(web);
-    talk(web, db);
-    has(&tail, || {
-        let (sent, received) = inside.frames();
-        (sent.on_a_wire(), received.on_a_wire())
-    });
-    let packets = tail.stop().packets;
-    let ended = SystemTime::now();
-    assert!(packets.iter().all(|packet| packet.frame.length <= 1514));
-    // `wireshark_finds_nothing_wrong` checks the order within a flow. Timestamps of two CPUs may be out of order.
-    let during = |time: SystemTime| (begun..=ended).contains(&time);
-    assert!(packets.iter().all(|packet| during(UNIX_EPOCH + Duration::from_nanos(packet.time_ns))));
-}
-
+/// Frames are as on a wire, and their times are those of the clock.
 #[test]
 fn wireshark_finds_nothing_wrong() {
     let Node { web, db, lab } = &Node::bridged("tailshark");
     // On a busy machine TCP would probe for a lost tail, which is a retransmission.
     [web, db].into_iter().for_each(|pod| pod.netns().sysctl("ipv4/tcp_early_retrans", "0"));
-    let pods = PodsFile::new(lab, &[PodSpec::of(web), PodSpec::of(db)]);
-    let _agent = Agent::run(lab, any_mode(), &pods, &[]);
-    lab.wait_mirrored(&[]);
+    let _agent = Agent::mirroring(lab, any_mode(), &[PodSpec::of(web), PodSpec::of(db)], &[], &[]);
+    let begun = SystemTime::now();
     let tail = Tail::start(lab, &["tail", "--pod", "default/web"]);
     let inside = Inside::of(web);
     let in_order = OneCpu::of_this_thread();
@@ -96,16 +71,20 @@ fn wireshark_finds_nothing_wrong() {
         (sent.on_a_wire(), received.on_a_wire())
     });
     let path = tail.path().to_owned();
-    let packets = tail.stop().packets.len();
-    nothing_wrong(&path, packets, &["ip", "tcp", "udp", "icmp", "icmpv6"]);
+    let packets = tail.stop().packets;
+    let times = begun..=SystemTime::now();
+    for packet in &packets {
+        let time = UNIX_EPOCH + Duration::from_nanos(packet.time_ns);
+        assert!(packet.frame.length <= 1514 && times.contains(&time), "{packet:?}");
+    }
+    nothing_wrong(&path, packets.len(), &["ip", "tcp", "udp", "icmp", "icmpv6"]);
 }
 
 #[test]
 fn a_tail_changes_no_mirror() {
     let Node { web, db, lab } = &Node::bridged("tailbeside");
-    let pods = PodsFile::new(lab, &[PodSpec::of(web).mirror("true"), PodSpec::of(db)]);
-    let _agent = Agent::run(lab, any_mode(), &pods, &[]);
-    lab.wait_mirrored(&[web]);
+    let _agent =
+        Agent::mirroring(lab, any_mode(), &[PodSpec::of(web).mirror("true"), PodSpec::of(db)], &[], &[web]);
     let (mirror, inside) = (Capture::start(lab.node(), MIRROR), Inside::of(web));
     web.ping(db.v4(), 5, 1000);
     let words =
@@ -164,8 +143,7 @@ fn what_cannot_be_read_is_refused() {
     );
     assert!(lab.pins().is_empty(), "{:?}", lab.pins());
     let pods = PodsFile::new(lab, &[PodSpec::of(web), PodSpec::of(db)]);
-    let _agent = Agent::run(lab, any_mode(), &pods, &["--exclude-namespaces", "default"]);
-    lab.wait_mirrored(&[]);
+    let _agent = Agent::run_until(lab, any_mode(), &pods, &["--exclude-namespaces", "default"], &[]);
     for (words, told) in [
         (&["tail", "--pod", "default/nosuch"][..], "no pod default/nosuch is on this node"),
         (&["tail", "--pod", "default/web"][..], "--exclude-namespaces"),
@@ -187,47 +165,11 @@ fn what_cannot_be_read_is_refused() {
     lab.wait_mirrored(&[]);
 }
 
-/// Packets that the reader is too slow for are lost, and each is counted. The pod is not delayed.
-#[test]
-fn copied_and_lost_are_all_that_was_seen() {
-    let Node { web, db, lab } = &Node::bridged("taillost");
-    let pods = PodsFile::new(lab, &[PodSpec::of(web), PodSpec::of(db)]);
-    let _agent = Agent::run(lab, any_mode(), &pods, &[]);
-    lab.wait_mirrored(&[]);
-    let filter = "udp and src host";
-    let filter = format!("{filter} {}", web.v4());
-    let words = ["tail", "--pod", "default/web", "--filter", &filter, "--buffer", "256KiB"];
-    let tail = Tail::start(lab, &words);
-    tail.pause();
-    let flood = Flood::start(web, db);
-    flood.go_on(20_000);
-    let sent = flood.stop() as u64;
-    let counted = |status: &mirror_tests::Status, verdict| {
-        status.tap(web.veth_host()).sessions[0].packets("egress", verdict)
-    };
-    let status = lab.wait_status(|status| {
-        let seen = counted(status, "copied") + counted(status, "lost");
-        check(seen == sent, || format!("{seen} of {sent} are counted"))
-    });
-    let (copied, lost) = (counted(&status, "copied"), counted(&status, "lost"));
-    assert!(copied > 100 && lost > 1000, "{copied} copied, {lost} lost");
-    tail.go_on();
-    eventually(SOON, || {
-        let packets = tail.file().packets.len() as u64;
-        check(packets == copied, || format!("{packets} of {copied} are in the file"))
-    });
-    web.udp_echo(db, db.v4(), &[100]);
-    let file = tail.stop();
-    assert_eq!(file.packets.len() as u64, copied + 1, "there is room again");
-    assert_eq!(file.statistics, [(sent + 1, lost)]);
-}
-
 #[test]
 fn a_reader_that_is_killed_leaves_nothing() {
     let Node { web, db, lab } = &Node::bridged("tailkilled");
-    let pods = PodsFile::new(lab, &[PodSpec::of(web).mirror("true"), PodSpec::of(db)]);
-    let _agent = Agent::run(lab, any_mode(), &pods, &[]);
-    lab.wait_mirrored(&[web]);
+    let _agent =
+        Agent::mirroring(lab, any_mode(), &[PodSpec::of(web).mirror("true"), PodSpec::of(db)], &[], &[web]);
     let tail = Tail::start(lab, &["tail", "--pod", "default/web", "--pod", "default/db"]);
     assert_eq!(lab.wait_mirrored(&[web, db]).tap(web.veth_host()).sessions.len(), 2);
     tail.kill();
@@ -242,8 +184,7 @@ fn a_reader_that_is_killed_leaves_nothing() {
 fn an_agent_that_ends_ends_the_tail() {
     let Node { web, db, lab } = &Node::bridged("tailagent");
     let pods = PodsFile::new(lab, &[PodSpec::of(web), PodSpec::of(db)]);
-    let agent = Agent::run(lab, any_mode(), &pods, &[]);
-    lab.wait_mirrored(&[]);
+    let agent = Agent::run_until(lab, any_mode(), &pods, &[], &[]);
     let tail = Tail::start(lab, &["tail", "--pod", "default/web"]);
     web.ping(db.v4(), 5, 56);
     agent.stop();
@@ -251,8 +192,7 @@ fn an_agent_that_ends_ends_the_tail() {
     let (code, file) = tail.end();
     assert_eq!(code, Some(1), "it did not end by itself, as with Ctrl-C");
     assert!(file.packets.len() >= 10 && file.statistics.len() == 1, "{file:?}");
-    let _agent = Agent::run(lab, any_mode(), &pods, &[]);
-    lab.wait_mirrored(&[]);
+    let _agent = Agent::run_until(lab, any_mode(), &pods, &[], &[]);
 }
 
 /// The sessions of a killed agent's capture stay until the next agent has its list. They are never reused for another
@@ -261,8 +201,7 @@ fn an_agent_that_ends_ends_the_tail() {
 fn a_killed_agents_capture_is_not_the_next_ones() {
     let Node { web, db, lab } = &Node::bridged("tailafter");
     let pods = PodsFile::new(lab, &[PodSpec::of(web).mirror("true"), PodSpec::of(db)]);
-    let agent = Agent::run(lab, any_mode(), &pods, &[]);
-    lab.wait_mirrored(&[web]);
+    let agent = Agent::run_until(lab, any_mode(), &pods, &[], &[web]);
     let before = Tail::start(lab, &["tail", "--pod", "default/db"]);
     agent.kill();
     assert_eq!(before.end().0, Some(1));
@@ -297,8 +236,7 @@ fn a_flood_hides_no_other_pod() {
     lab.bridge("br0");
     let [web, db, quiet] = ["web", "db", "quiet"].map(|name| lab.pod(name, "br0"));
     let pods = PodsFile::new(&lab, &[PodSpec::of(&web), PodSpec::of(&db), PodSpec::of(&quiet)]);
-    let _agent = Agent::run(&lab, any_mode(), &pods, &[]);
-    lab.wait_mirrored(&[]);
+    let _agent = Agent::run_until(&lab, any_mode(), &pods, &[], &[]);
     let words = ["tail", "--pod", "default/web", "--pod", "default/quiet", "--buffer", "256KiB"];
     let tail = Tail::start(&lab, &words);
     let inside = Inside::of(&quiet);
@@ -322,9 +260,7 @@ fn a_flood_hides_no_other_pod() {
 #[test]
 fn the_rings_of_all_captures_are_bounded() {
     let Node { web, db, lab } = &Node::bridged("tailmemory");
-    let pods = PodsFile::new(lab, &[PodSpec::of(web), PodSpec::of(db)]);
-    let _agent = Agent::run(lab, any_mode(), &pods, &[]);
-    lab.wait_mirrored(&[]);
+    let _agent = Agent::mirroring(lab, any_mode(), &[PodSpec::of(web), PodSpec::of(db)], &[], &[]);
     let large = Tail::start(lab, &["tail", "--pod", "default/web", "--buffer", "64MiB"]);
     let exit = lab.agent_exit(&["tail", "--pod", "default/db", "-w", "/dev/null"]);
     assert!(exit.code == Some(1) && exit.stderr.contains("64 MiB are in use"), "{exit:?}");
@@ -334,9 +270,7 @@ fn the_rings_of_all_captures_are_bounded() {
 #[test]
 fn captures_are_bounded_in_number() {
     let Node { web, db, lab } = &Node::bridged("tailmany");
-    let pods = PodsFile::new(lab, &[PodSpec::of(web), PodSpec::of(db)]);
-    let _agent = Agent::run(lab, any_mode(), &pods, &[]);
-    lab.wait_mirrored(&[]);
+    let _agent = Agent::mirroring(lab, any_mode(), &[PodSpec::of(web), PodSpec::of(db)], &[], &[]);
     let tails: Vec<_> = (1..=8)
         .map(|number| {
             Tail::start(
@@ -356,9 +290,7 @@ fn captures_are_bounded_in_number() {
 #[test]
 fn the_newest_packets_are_kept() {
     let Node { web, db, lab } = &Node::bridged("tailring");
-    let pods = PodsFile::new(lab, &[PodSpec::of(web), PodSpec::of(db)]);
-    let _agent = Agent::run(lab, any_mode(), &pods, &[]);
-    lab.wait_mirrored(&[]);
+    let _agent = Agent::mirroring(lab, any_mode(), &[PodSpec::of(web), PodSpec::of(db)], &[], &[]);
     let ring = Tail::start(lab, &["capture", "--pod", "default/web", "--ring", "10kB", "--filter", "icmp"]);
     let rotation = Tail::spawn(
         lab,

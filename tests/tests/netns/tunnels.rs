@@ -27,8 +27,7 @@ fn a_tunnel_brings_every_frame_once_and_unchanged() {
     ];
     for (target, device, room) in [("v4", "vx4", 8964), ("v6", "vx6", 8944)] {
         let pods = scene.pods(target);
-        let agent = Agent::run(lab, any_mode(), &pods, &targets);
-        lab.wait_mirrored(&[web]);
+        let agent = Agent::run_until(lab, any_mode(), &pods, &targets, &[web]);
         let status = wait_target(lab, target, true);
         assert_eq!(status.target(target).device, DEVICE, "both share it");
         agent.wait_for_log(&["the target is up", &format!("\"room\":{room}")]);
@@ -39,7 +38,6 @@ fn a_tunnel_brings_every_frame_once_and_unchanged() {
         lab.cleanup();
     }
     lab.network_is_as(&before);
-    assert_eq!(lab.pins(), Vec::<std::path::PathBuf>::new());
 }
 
 /// Each NIC has a key of a range. It keeps the key over a restart, and a free key is given to the next NIC.
@@ -58,8 +56,7 @@ fn each_nic_has_its_own_key() {
         let key = |pod: &PodNs| status.tap(pod.veth_host()).sessions[0].tunnel_key;
         [key(web), key(db)]
     };
-    let mut agent = Agent::run(lab, any_mode(), &pods, &targets);
-    lab.wait_mirrored(&[web, db]);
+    let mut agent = Agent::run_until(lab, any_mode(), &pods, &targets, &[web, db]);
     let given = keys(&wait_target_of(lab, "far", true, 2));
     assert!(given == [Some(77), Some(78)] || given == [Some(78), Some(77)], "{given:?}");
     for round in 0..2 {
@@ -106,8 +103,7 @@ fn a_port_that_is_taken_is_a_reason_of_its_target_alone() {
     lab.node().ip("link add cni type vxlan id 1 dstport 4789");
     lab.node().ip("link set cni up");
     let pods = PodsFile::new(lab, &[mirrored(web, "far"), PodSpec::of(db).mirror("true")]);
-    let agent = Agent::run(lab, any_mode(), &pods, &["--define-target", FAR]);
-    lab.wait_mirrored(&[web, db]);
+    let agent = Agent::run_until(lab, any_mode(), &pods, &["--define-target", FAR], &[web, db]);
     lab.wait_get("/readyz", 200);
     let status = lab.wait_status(|status| {
         let why = unreached(status);
@@ -134,49 +130,6 @@ fn a_port_that_is_taken_is_a_reason_of_its_target_alone() {
     agent.stop();
     lab.cleanup();
     assert!(lab.devices().contains(&DEVICE.to_owned()));
-}
-
-/// The frames of a pod are as long as the packets between the machines, so their copies do not fit. The pod's own
-/// packets do.
-#[test]
-fn a_copy_that_does_not_fit_is_treated_as_told() {
-    let scene = Scene::new("tunnel-oversize", 1500);
-    let Scene { far, node: Node { web, db, lab }, .. } = &scene;
-    // 1500 bytes minus the headers of IPv4, UDP and VXLAN.
-    let room = 1464;
-    for (oversize, kept, verdict) in [
-        ("truncate", room, "copied"),
-        ("segment", room, "copied"),
-        ("fragment", 1514, "copied"),
-        ("drop", 0, "congested"),
-    ] {
-        let pods = scene.pods("far");
-        let target = format!("{FAR}/oversize={oversize}");
-        let agent = Agent::run(lab, any_mode(), &pods, &["--define-target", &target]);
-        lab.wait_mirrored(&[web]);
-        wait_target(lab, "far", true);
-        let (inside, arrived) = (Inside::of(web), Capture::start(far, "vx4"));
-        web.ping(db.v4(), 5, 1472);
-        web.ping(db.v4(), 5, room - 42);
-        let cut = || {
-            let frames = inside.capture.frames();
-            let fits = frames.only(|frame| frame.len() <= room);
-            let long = frames.only(|frame| frame.len() > room);
-            let kept = long.iter().map(|(frame, times)| (frame[..kept].to_vec(), times)).filter(|_| kept > 0);
-            kept.fold(fits, |all, (frame, times)| all.with(&frame, times))
-        };
-        shows(&arrived, cut);
-        let expected = cut();
-        arrived.stop().same_as(&expected).unwrap();
-        let (sent, received) = inside.stop();
-        assert_eq!((sent.len(), received.len()), (10, 10));
-        let status = lab.status();
-        let tap = status.tap(web.veth_host());
-        assert_eq!(tap.total(verdict), if oversize == "drop" { 10 } else { 20 }, "{oversize}: {tap:?}");
-        assert_eq!(tap.total("copied") + tap.total("congested"), 20, "{oversize}: {tap:?}");
-        agent.stop();
-        lab.cleanup();
-    }
 }
 
 /// Bulk data arrives, because super-frames are segmented. With other options they are cut, and a snap length applies.
@@ -228,8 +181,7 @@ fn copying_goes_on_when_the_way_is_back() {
     let scene = Scene::new("tunnel-down", 1500);
     let Scene { far, node: Node { web, db, lab }, .. } = &scene;
     let pods = scene.pods("far");
-    let agent = Agent::run(lab, any_mode(), &pods, &["--define-target", FAR]);
-    lab.wait_mirrored(&[web]);
+    let agent = Agent::run_until(lab, any_mode(), &pods, &["--define-target", FAR], &[web]);
     wait_target(lab, "far", true);
     let flood = Flood::start(web, db);
     let arrives = || {
@@ -269,9 +221,7 @@ fn packets_that_bring_copies_are_not_copied_again() {
     let scene = Scene::new("tunnel-loop", 1500);
     let Scene { node: Node { web, db, lab }, .. } = &scene;
     let web_spec = PodSpec::of(web).mirror("true");
-    let pods = PodsFile::new(lab, &[web_spec]);
-    let agent = Agent::run(lab, any_mode(), &pods, &["--define-target", FAR]);
-    lab.wait_mirrored(&[web]);
+    let agent = Agent::mirroring(lab, any_mode(), &[web_spec], &["--define-target", FAR], &[web]);
     wait_target(lab, "far", true);
     for (vni, from, to, direction, verdict) in [
         (VNI, db, web, "ingress", "loop"),

@@ -63,8 +63,7 @@ fn two_nodes_that_mirror_to_each_other_copy_each_frame_once() {
     });
     let agents = specs.each_ref().map(|(to, half, pods)| {
         let Half { ids, node: Node { web, lab, .. } } = half;
-        let agent = Agent::run(lab, any_mode(), pods, &words);
-        lab.wait_mirrored(&[web, ids]);
+        let agent = Agent::run_until(lab, any_mode(), pods, &words, &[web, ids]);
         lab.wait_status(|status| check(status.target(to).up, || format!("target {to} is down")));
         agent
     });

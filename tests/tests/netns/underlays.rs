@@ -96,8 +96,7 @@ impl<'a> Mirrored<'a> {
         }
         let pods = PodsFile::new(lab, &[mirrored_into(web, ways.iter().map(|way| way.name))]);
         let words: Vec<_> = words.iter().map(String::as_str).collect();
-        let agent = Agent::run(lab, any_mode(), &pods, &words);
-        lab.wait_mirrored(&[web]);
+        let agent = Agent::run_until(lab, any_mode(), &pods, &words, &[web]);
         ways.iter().for_each(|way| drop(wait_target_of(lab, way.name, true, 1)));
         Self { _in_order: in_order, scene, ways, agent }
     }

@@ -112,8 +112,7 @@ fn without_an_agent_copies_are_made() {
     let node = Node::routed("unread-alone");
     let Node { web, lab, .. } = &node;
     let pods = PodsFile::new(lab, &[PodSpec::of(web).mirror("true")]);
-    let agent = Agent::run(lab, any_mode(), &pods, WHEN_READ);
-    lab.wait_mirrored(&[web]);
+    let agent = Agent::run_until(lab, any_mode(), &pods, WHEN_READ, &[web]);
     wait_for(&node, UNREAD);
     agent.meanwhile_paused(|| wait_for(&node, COPIED));
     wait_for(&node, UNREAD);
@@ -121,8 +120,7 @@ fn without_an_agent_copies_are_made() {
     wait_for(&node, COPIED);
 
     // The next agent finds the target unchanged, and looks for readers.
-    let agent = Agent::run(lab, any_mode(), &pods, WHEN_READ);
-    lab.wait_mirrored(&[web]);
+    let agent = Agent::run_until(lab, any_mode(), &pods, WHEN_READ, &[web]);
     wait_for(&node, UNREAD);
     agent.stop();
     // An agent without the flag does not.
@@ -159,9 +157,7 @@ fn a_tap_inside_a_pod_waits_for_readers_too() {
 fn a_mirror_interface_that_is_made_again_is_looked_after() {
     let node = Node::bridged("unread-again");
     let Node { web, lab, .. } = &node;
-    let pods = PodsFile::new(lab, &[PodSpec::of(web).mirror("true")]);
-    let _agent = Agent::run(lab, any_mode(), &pods, WHEN_READ);
-    lab.wait_mirrored(&[web]);
+    let _agent = Agent::mirroring(lab, any_mode(), &[PodSpec::of(web).mirror("true")], WHEN_READ, &[web]);
     wait_for(&node, UNREAD);
     let before = lab.ifindex(MIRROR);
     lab.node().ip(&format!("link delete {MIRROR}"));
@@ -171,22 +167,4 @@ fn a_mirror_interface_that_is_made_again_is_looked_after() {
     });
     wait_for(&node, UNREAD);
     is_read(&reader(&node, MIRROR), &node);
-}
-
-/// The agent cannot know what such a device does with a copy.
-#[test]
-fn a_device_that_existed_gets_all_copies() {
-    let node = Node::bridged("unread-found");
-    let Node { web, lab, .. } = &node;
-    lab.node().ip("link add cap0 type veth peer name cap1");
-    lab.node().ip("link set cap1 up");
-    let pods = PodsFile::new(lab, &[PodSpec::of(web).mirror("true")]);
-    let _agent = Agent::run(lab, any_mode(), &pods, &["--when-read", "--mirror-iface", "cap0"]);
-    assert!(!lab.wait_mirrored(&[web]).mirror().when_read);
-    let begun = Instant::now();
-    while begun.elapsed() < Duration::from_millis(1500) {
-        node.web.ping(node.db.v4(), 5, 56);
-    }
-    let [copied, unread] = counted(lab, web);
-    assert!(copied > 0 && unread == 0, "{copied}, {unread}");
 }

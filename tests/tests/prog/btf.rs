@@ -1,4 +1,5 @@
-//! Compares the layout of the wire types in the eBPF object (its BTF) with the same types on this host.
+//! The eBPF object: the layout of its wire types (its BTF) and of the same types on this host, and its length for the
+//! verifier.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -12,6 +13,8 @@ use mirror_common::{
     limit::{Limits, Meter, PodMeter},
     tunnel::{TunnelId, Tunnels},
 };
+
+use crate::bench::Bench;
 
 /// A field: offset and size in bytes.
 type Field = (usize, usize);
@@ -231,5 +234,16 @@ impl Btf {
         let Some(found_first) = found.next() else { panic!("no struct {name} in the object") };
         assert!(found.next().is_none(), "more than one struct {name} in the object");
         found_first
+    }
+}
+
+/// The verifier processes at most a million instructions of a program, and each instruction once for every path to it.
+#[test]
+fn the_verifier_has_room_for_eight_sessions() {
+    let mut bench = Bench::new("verifier");
+    for name in ["tap_ingress", "tap_egress"] {
+        if let Some(verified) = bench.verified(name) {
+            assert!(verified < 500_000, "{name}: {verified}");
+        }
     }
 }

@@ -14,6 +14,5 @@ mod limits;
 mod packets;
 mod random;
 mod returns;
-mod sessions;
 mod stream;
 mod verdicts;

@@ -4,9 +4,12 @@ use aya::{
     Ebpf,
     programs::{SchedClassifier, TcAttach, TcAttachType, tc::NlOptions},
 };
-use mirror_common::verdict::{
-    Direction::{Egress, Ingress},
-    Hook, Verdict,
+use mirror_common::{
+    abi::Session,
+    verdict::{
+        Direction::{Egress, Ingress},
+        Hook, Verdict,
+    },
 };
 use mirror_tests::{Frame, SOON, check, eventually};
 
@@ -75,19 +78,6 @@ fn a_packet_that_a_bridge_sends_back_unchanged_is_copied_once() {
     assert_eq!(target.arrived(), [broadcast]);
 }
 
-/// Two flows alternate at one hook: a packet that was marked at the same hook belongs to neither, because no packet
-/// passes a hook twice.
-#[test]
-fn a_mark_that_was_made_at_this_hook_is_of_an_earlier_packet() {
-    let mut bench = bench("again");
-    for (hook, direction) in [(Hook::Ingress, Egress), (Hook::Egress, Ingress)] {
-        bench.reset(0);
-        // The packet of the second run has the mark of the first.
-        bench.run(hook, &packet(), 2);
-        assert_eq!(bench.counted(0), counted(LEN, &[(direction, Verdict::Copied, 2)]));
-    }
-}
-
 /// Frames of each kind of identity cross a bridge from one tap to another, and are copied once. Their headers are not
 /// verified here, so most of each is zeros.
 #[test]
@@ -127,4 +117,37 @@ fn an_unchanged_packet_of_any_kind_is_copied_once() {
         });
         assert_eq!(target.arrived(), [frame]);
     }
+}
+
+#[test]
+fn a_mark_holds_for_its_form_alone() {
+    const LEN: usize = 600;
+    let mut bench = bench("forms");
+    bench.attach("deliver", "target0", Hook::Egress);
+    let target = bench.listen("target0");
+    // Two taps on the packet's path, with the same forms.
+    let forms = |first| {
+        let cut = Session { snaplen: 100, mark: 0x400, ..session(first + 1, 0, BOTH) };
+        let unmarked = Session { snaplen: 200, mark: 0, ..session(first + 2, 0, BOTH) };
+        [session(first, 0, BOTH), cut, unmarked]
+    };
+    bench.put_tap(at(true), &forms(0));
+    let other = bench.bridged();
+    bench.put_entry_of(other, &tap(at(true), &forms(3)));
+    bench.lab.node().send_frame("tapp", &Frame::new([2; 6], [4; 6]).filled(LEN, 0).bytes());
+    let expected = [
+        (Egress, Verdict::Copied),
+        (Egress, Verdict::Copied),
+        (Egress, Verdict::Copied),
+        (Ingress, Verdict::Duplicate),
+        (Ingress, Verdict::Duplicate),
+        (Ingress, Verdict::Copied), // The session's form has no bit.
+    ]
+    .map(|(direction, verdict)| counted(LEN, &[(direction, verdict, 1)]));
+    eventually(SOON, || {
+        let counted: Vec<_> = (0..6).map(|id| bench.counted(id)).collect();
+        check(counted == expected, || format!("{counted:?}"))
+    });
+    let lengths: Vec<usize> = target.arrived().iter().map(Vec::len).collect();
+    assert_eq!(lengths, [LEN, 100, 200, 200]);
 }

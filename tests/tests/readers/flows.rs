@@ -62,8 +62,7 @@ fn softflowd_exports_the_flows_of_the_mirrored_pod() {
     let pods = PodsFile::new(lab, &[PodSpec::of(web).mirror("true"), PodSpec::of(db)]);
     let targets = ["--define-target", "flows=vxlan:10.9.0.5:14789/vni=77", "--target", "flows"];
     for version in ["9", "10"] {
-        let agent = Agent::run(lab, any_mode(), &pods, &targets);
-        lab.wait_mirrored(&[web]);
+        let agent = Agent::run_until(lab, any_mode(), &pods, &targets, &[web]);
         lab.wait_status(|status| check(status.target("flows").up, || "the target is down".into()));
         let directory = format!("flows-{version}");
         std::fs::create_dir(lab.files().join(&directory)).unwrap();

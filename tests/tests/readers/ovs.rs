@@ -5,7 +5,7 @@
 
 use std::{collections::BTreeMap, env, fs, io::Write as _};
 
-use mirror_tests::{Agent, Capture, Conversation, Netns, PodSpec, PodsFile, SOON, Switch, check, eventually};
+use mirror_tests::{Agent, Capture, Conversation, Netns, PodSpec, SOON, Switch, check, eventually};
 
 use crate::{Node, any_mode};
 
@@ -135,9 +135,7 @@ fn it_forwards_every_frame_once_by_the_key_of_its_tunnel() {
         words.extend(["--define-target".to_owned(), format!("{name}={target}/oversize=segment")]);
     }
     let words: Vec<_> = words.iter().map(String::as_str).collect();
-    let pods = PodsFile::new(lab, &[pod, PodSpec::of(db)]);
-    let agent = Agent::run(lab, any_mode(), &pods, &words);
-    lab.wait_mirrored(&[web]);
+    let agent = Agent::mirroring(lab, any_mode(), &[pod, PodSpec::of(db)], &words, &[web]);
     lab.wait_status(|status| {
         let down: Vec<_> = WAYS.iter().map(|way| way.name).filter(|name| !status.target(name).up).collect();
         check(down.is_empty(), || format!("{down:?} are down"))

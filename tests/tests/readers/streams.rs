@@ -2,7 +2,7 @@
 
 use std::process::Command;
 
-use mirror_tests::{Agent, PodSpec, PodsFile, Reader, SOON, Tail, check, eventually};
+use mirror_tests::{Agent, PodSpec, Reader, SOON, Tail, check, eventually};
 
 use crate::{Node, any_mode};
 
@@ -18,9 +18,7 @@ pub(crate) fn ends_well(tail: Tail) {
 #[test]
 fn wireshark_reads_a_stream_and_names_the_pod() {
     let Node { web, db, lab } = &Node::new("shark-stream");
-    let pods = PodsFile::new(lab, &[PodSpec::of(web), PodSpec::of(db)]);
-    let agent = Agent::run(lab, any_mode(), &pods, &[]);
-    lab.wait_mirrored(&[]);
+    let agent = Agent::mirroring(lab, any_mode(), &[PodSpec::of(web), PodSpec::of(db)], &[], &[]);
     let mut tshark = Command::new("tshark");
     tshark.args(["-n", "-l", "-i", "-", "-Y", "icmp"]);
     tshark.args(["-T", "fields", "-e", "frame.interface_name", "-e", "ip.src"]);
@@ -49,9 +47,7 @@ fn tcpdump_reads_mirrors_with_different_snap_lengths() {
             .annotated("podmirror.io/target", "live")
             .annotated("podmirror.io/filter", &filter(pod))
     });
-    let pods = PodsFile::new(lab, &specs);
-    let agent = Agent::run(lab, any_mode(), &pods, &["--define-target", "live=stream"]);
-    lab.wait_mirrored(&[web, db]);
+    let agent = Agent::mirroring(lab, any_mode(), &specs, &["--define-target", "live=stream"], &[web, db]);
     let (tail, pipe) = Tail::piped(lab, &["tail", "--target", "live"]);
     let mut tcpdump = Command::new("tcpdump");
     tcpdump.args(["-n", "-l", "-Z", "root", "-r", "-"]);

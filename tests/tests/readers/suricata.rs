@@ -135,8 +135,7 @@ fn on_the_nodes_network_it_tells_of_the_mirrored_pod_once() {
     assert_eq!(too_early.status.code(), Some(1), "{too_early:?}");
 
     let pods = PodsFile::new(lab, &[PodSpec::of(web).mirror("true"), PodSpec::of(&quiet)]);
-    let agent = Agent::run(lab, any_mode(), &pods, &[]);
-    lab.wait_mirrored(&[web]);
+    let agent = Agent::run_until(lab, any_mode(), &pods, &[], &[web]);
     let offloads = lab.node().run(&format!("ethtool -k {MIRROR}"));
     let suricata = Reader::start(lab, "suricata", recipe.command(lab.node()));
     tells_of_the_mirrored_pod_alone(node, &quiet, &recipe.file(LOG), suricata);
@@ -162,8 +161,7 @@ fn in_a_pod_of_its_own_it_needs_one_capability() {
     let ids_spec = PodSpec::of(&ids).mirror("false").labelled(key, recipe.label(key));
     let pods = PodsFile::new(lab, &[web_spec, ids_spec, PodSpec::of(&quiet)]);
     let target = format!("ids=pod:default/{key}=suricata");
-    let agent = Agent::run(lab, any_mode(), &pods, &["--define-target", &target]);
-    lab.wait_mirrored(&[web]);
+    let agent = Agent::run_until(lab, any_mode(), &pods, &["--define-target", &target], &[web]);
     lab.wait_status(|status| check(status.target("ids").up, || "the target is down".into()));
 
     let suricata = Reader::start(lab, "suricata", recipe.command(ids.netns()));
@@ -182,9 +180,7 @@ fn from_a_stream_it_tells_of_the_captured_pod() {
     let quiet = lab.pod("quiet", "br0");
     quiet.ping(db.v4(), 2, 56);
     let recipe = Recipe::of(lab, "suricata");
-    let pods = PodsFile::new(lab, &[PodSpec::of(web), PodSpec::of(&quiet)]);
-    let agent = Agent::run(lab, any_mode(), &pods, &[]);
-    lab.wait_mirrored(&[]);
+    let agent = Agent::mirroring(lab, any_mode(), &[PodSpec::of(web), PodSpec::of(&quiet)], &[], &[]);
     let words =
         ["suricata", "-c", "/etc/ids/suricata.yaml", "-S", "/etc/ids/local.rules", "-l", "/var/log/suricata"];
     let suricata = recipe.command_of(lab.node(), &[&words[..], &["-r", "/dev/stdin"]].concat());

@@ -186,24 +186,3 @@ fn a_mirror_interface_that_cannot_be_finished_is_deleted_again() {
         assert_eq!(netlink.snapshot(&[]).await.unwrap().host.len(), 1, "loopback only");
     });
 }
-
-#[test]
-fn a_device_is_brought_up_and_its_mtu_changed() {
-    on_a_node(|| async {
-        let (mut netlink, handle) = (Netlink::new().unwrap(), handle());
-        add(&handle, LinkBridge::new("br0").down().build()).await;
-        let bridge = by_name(&mut netlink, "br0").await.unwrap();
-        assert!(!bridge.up && bridge.queueless, "never up, but a bridge");
-        netlink.apply(&LinkChange::SetUp(bridge.ifindex)).await.unwrap();
-        netlink.apply(&LinkChange::SetMtu(bridge.ifindex, 9000)).await.unwrap();
-        let bridge = by_name(&mut netlink, "br0").await.unwrap();
-        assert_eq!((bridge.up, bridge.mtu), (true, 9000));
-
-        let error = netlink.apply(&LinkChange::SetMtu(bridge.ifindex, 1)).await.unwrap_err();
-        let expected = format!(
-            "cannot set the MTU of the device with index {} to 1: Invalid argument (os error 22)",
-            bridge.ifindex
-        );
-        assert_eq!(format!("{error:#}"), expected);
-    });
-}

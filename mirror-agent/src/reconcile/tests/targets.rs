@@ -87,33 +87,6 @@ async fn a_mirror_target_comes_changes_and_goes() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_new_agent_without_a_list_keeps_what_mirror_targets_have_made() {
-    let mut before = world();
-    add_pod(&mut before, 1);
-    before.pods.1.push(mirror_all(Some("ids")));
-    before.pods.2.push(resource("ids", "ids0"));
-    run_for(&mut before, SOON).await.unwrap();
-    let taps = before.dataplane.actual.taps.clone();
-
-    let mut world = started_again(before);
-    run_for(&mut world, TICK * 3).await.unwrap();
-    assert_eq!(world.dataplane.actual.taps, taps);
-    assert_eq!(made(&world), ["ids0".to_owned(), "mirror0".to_owned()].into());
-    // The state of the target is kept up to date meanwhile.
-    let ids0 = world.links.links.host.values_mut().find(|link| link.name == "ids0").unwrap();
-    ids0.up = false;
-    run_for(&mut world, TICK * 2).await.unwrap();
-    let target = |world: &World| world.dataplane.actual.targets[&name("ids")].device().unwrap().clone();
-    assert!(!target(&world).up && target(&world).ifindex.is_some());
-
-    // The list arrives, and the MirrorTarget was deleted in the meantime.
-    world.pods.0 = Some(Vec::new());
-    run_for(&mut world, TICK * 2).await.unwrap();
-    assert_eq!(installed(&world), [("default".into(), "mirror0".into())]);
-    assert_eq!(made(&world), ["mirror0".to_owned()].into());
-}
-
-#[tokio::test(start_paused = true)]
 async fn the_limit_of_a_mirror_target_changes_and_stays_without_a_list() {
     let mut world = world();
     add_pod(&mut world, 1);

@@ -1,8 +1,9 @@
 //! An agent is killed between two of the writes of a settings change. Before and after the next agent starts, packets
 //! are copied as `status` says: which ones, to which target, how many, and how much of each.
 
-use std::{cell::Cell, env, fs, time::Instant};
+use std::{array, cell::Cell, env, fs, sync::LazyLock, time::Instant};
 
+use mirror_core::settings::{KEYS, Setting};
 use mirror_tests::{
     Agent, Capture, Lab, PodNs, PodSpec, PodsFile, SOON, SessionStatus, check, eventually, random::Random,
 };
@@ -12,23 +13,37 @@ use serde_json::Value;
 use super::KILL_AT;
 use crate::{MIRROR, any_mode, pod_side::up};
 
-/// The annotations, and their values. An empty value means no annotation.
-const SETTINGS: [(&str, &[&str]); 9] = [
-    ("mirror", &["both", "ingress", "egress"]),
-    ("target", &["default", "ids"]),
-    ("filter", &["icmp", REQUESTS, ANSWERS]),
-    ("sample", &["", "1/1000000"]),
-    ("rate", &["", "1pps", "1000000pps"]),
-    ("snaplen", &["", "100", "200"]),
-    ("packets", &["", "5", "1000"]),
-    ("bytes", &["", "2000", "1000000"]),
-    ("duration", &["", "3600s", "7200s"]),
-];
+/// The number of annotations.
+const COUNT: usize = 2 + KEYS.len();
+/// The annotations, and their values as `status` shows them. An empty value means no annotation.
+static SETTINGS: LazyLock<[(&str, Vec<&str>); COUNT]> = LazyLock::new(|| {
+    let mut keys = ["mirror", "target"].into_iter().chain(KEYS);
+    array::from_fn(|_| {
+        let key = keys.next().unwrap();
+        (key, values(key))
+    })
+});
 const REQUESTS: &str = "icmp[0] = 8";
 const ANSWERS: &str = "icmp[0] = 0";
 
+/// The values of an annotation.
+fn values(key: &str) -> Vec<&'static str> {
+    match key {
+        "mirror" => vec!["both", "ingress", "egress"],
+        "target" => vec!["default", "ids"],
+        "filter" => vec!["icmp", REQUESTS, ANSWERS],
+        "sample" => vec!["", "0.0001%"],
+        "rate" => vec!["", "1pps", "1Mpps"],
+        "snaplen" => vec!["", "100", "200"],
+        "packets" => vec!["", "5", "1k"],
+        "bytes" => vec!["", "2kB", "1MB"],
+        "duration" => vec!["", "1h", "2h"],
+        key => vec!["", Setting::named(key).unwrap().example],
+    }
+}
+
 /// For each setting, the index of its value.
-type Wanted = [usize; SETTINGS.len()];
+type Wanted = [usize; COUNT];
 
 /// The targets' devices: those of `default` and `ids`, and that of a target which replaces `ids`.
 const DEVICES: [&str; 3] = [MIRROR, "ids0", "late0"];
@@ -81,16 +96,12 @@ impl Scene {
     /// Checks that `status` shows these settings.
     fn shows(&self, wanted: &Wanted) -> Result<(), String> {
         let session = self.session()?;
-        let is_as = |((key, values), value): (&(&str, &[&str]), &usize)| {
+        let is_as = |((key, values), value): (&(&str, Vec<&str>), &usize)| {
             let value = values[*value];
-            let number = value.trim_end_matches(char::is_alphabetic).parse::<f64>().ok();
             match *key {
                 "mirror" => session.direction == value,
                 "target" => session.target == value,
-                "filter" => session.settings["filter"] == value,
-                "sample" => session.settings["sample"].is_null() == value.is_empty(),
-                "rate" => session.settings["rate_packets"].as_f64() == number,
-                key => session.settings[key].as_f64() == number,
+                key => session.settings[key].as_str().unwrap_or_default() == value,
             }
         };
         check(SETTINGS.iter().zip(wanted).all(is_as), || format!("{wanted:?} is not shown by {session:?}"))
@@ -125,11 +136,8 @@ impl Scene {
         let left = |budget: &Value| budget.as_u64().map_or(usize::MAX, |left| left as usize);
         let most =
             matching.min(left(&session.left["packets"])).min(left(&session.left["bytes"]).div_ceil(FRAME));
-        let expected = match told["rate_packets"].as_u64() {
-            Some(1) => 0..=most.min(1 + seconds),
-            _ => most..=most,
-        };
-        let length = told["snaplen"].as_u64().map_or(FRAME, |snaplen| FRAME.min(snaplen as usize));
+        let expected = if told["rate"] == "1pps" { 0..=most.min(1 + seconds) } else { most..=most };
+        let length = told["snaplen"].as_str().map_or(FRAME, |bytes| FRAME.min(bytes.parse().unwrap()));
         for (at, new) in DEVICES.into_iter().zip(self.copies()) {
             let expected = if at == device { expected.clone() } else { 0..=0 };
             assert!(
@@ -199,8 +207,8 @@ const PAIRS: usize = 3;
 #[test]
 fn a_change_of_settings_is_whole_wherever_the_agent_is_killed() {
     let scene = Scene::new();
-    let from = wanted(&[("target", "ids"), ("packets", "1000")]);
-    let to = wanted(&[("rate", "1pps"), ("packets", "1000")]);
+    let from = wanted(&[("target", "ids"), ("packets", "1k")]);
+    let to = wanted(&[("rate", "1pps"), ("packets", "1k")]);
     let killed = (1..).take_while(|step| scene.is_killed(&from, &to, *step)).count();
     assert!(killed > 2, "{killed} changes of maps");
     let mut random = Random::from_clock("settings");
@@ -212,7 +220,7 @@ fn a_change_of_settings_is_whole_wherever_the_agent_is_killed() {
         pairs.truncate(PAIRS);
     }
     for pair in pairs {
-        let from: Wanted = SETTINGS.map(|(_, values)| random.below(values.len()));
+        let from = SETTINGS.each_ref().map(|(_, values)| random.below(values.len()));
         let to = changed(&from, pair, &mut random);
         if all {
             (1..).find(|step| !scene.is_killed(&from, &to, *step));

@@ -22,7 +22,6 @@ in_both_modes!(
     an_ipvlan_pod_is_mirrored,
     an_ipvlan_l3_pod_is_mirrored,
     two_mirrored_ipvlan_l3_pods_are_mirrored_once,
-    a_macvlan_vepa_pod_is_mirrored,
     two_mirrored_macvlan_vepa_pods_are_mirrored_once,
     a_device_without_an_end_anywhere_is_mirrored_where_it_is_named,
 );
@@ -47,10 +46,6 @@ pub(super) fn talk_in_all_ways(web: &PodNs, db: &PodNs) {
     talk(web, db);
     talk_in_frames(web);
     talk_in_frames(db);
-}
-
-fn a_macvlan_vepa_pod_is_mirrored(mode: AttachMode) {
-    a_pod_is_mirrored(&behind_a_switch("vepa"), mode, talk_in_all_ways);
 }
 
 fn two_mirrored_macvlan_vepa_pods_are_mirrored_once(mode: AttachMode) {
@@ -247,7 +242,6 @@ fn a_device_without_an_end_anywhere_is_mirrored_where_it_is_named(mode: AttachMo
     inside.ping_every(interval, "10.7.0.2".parse().unwrap(), 3, 56);
     agent.stop();
     lab.cleanup();
-    assert!(lab.pins().is_empty(), "{:?}", lab.pins());
     assert_eq!(state(), before);
 }
 
@@ -329,7 +323,6 @@ fn each_of_many_nics_is_mirrored() {
     eventually(SOON, || check(!has_exit(&web), || "the exit is left".to_owned()));
     agent.stop();
     lab.cleanup();
-    assert!(lab.pins().is_empty(), "{:?}", lab.pins());
     assert_eq!(state(), before);
 }
 

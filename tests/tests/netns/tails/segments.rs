@@ -1,6 +1,6 @@
 //! Filters that give another answer for a super-frame than for its segments.
 
-use mirror_tests::{Agent, Frames, PacketFile, PodSpec, PodsFile, Tail};
+use mirror_tests::{Agent, Frames, PacketFile, PodSpec, Tail};
 
 use super::{has, talk};
 use crate::{Inside, Node, any_mode};
@@ -9,9 +9,7 @@ use crate::{Inside, Node, any_mode};
 #[test]
 fn a_filter_by_length_is_for_the_segments_of_super_frames() {
     let Node { web, db, lab } = &Node::bridged("tailsegments");
-    let pods = PodsFile::new(lab, &[PodSpec::of(web), PodSpec::of(db)]);
-    let _agent = Agent::run(lab, any_mode(), &pods, &[]);
-    lab.wait_mirrored(&[]);
+    let _agent = Agent::mirroring(lab, any_mode(), &[PodSpec::of(web), PodSpec::of(db)], &[], &[]);
     let start = |filter: &str| Tail::start(lab, &["tail", "--pod", "default/web", "--filter", filter]);
     let [all, short, long] = ["less 1514", "less 999", "greater 1515"].map(start);
     let inside = Inside::of(web);

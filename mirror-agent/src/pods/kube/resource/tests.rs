@@ -5,7 +5,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use kube::core::{Expression, Selector as KubeSelector, SelectorExt as _};
-use mirror_core::settings::{SETTINGS, parse_rate};
+use mirror_api::SettingsSpec;
+use mirror_core::settings::{SETTINGS, Settings};
 use proptest::{collection::btree_map, collection::btree_set, collection::vec, prelude::*, sample};
 use serde_json::json;
 
@@ -29,21 +30,21 @@ fn cluster_mirror(spec: &Value) -> Resource {
 
 #[test]
 fn every_field_reaches_the_request() {
-    let spec = json!({
-        "podSelector": {"matchLabels": {"app": "checkout"}}, "nics": ["eth0", "net1"], "direction": "Ingress",
-        "filter": "tcp port 443", "sampling": {"oneIn": 100}, "rateLimit": {"packetsPerSecond": "10k"}, "snapLength": 256,
-        "limits": {"duration": "15m", "packets": "100k", "bytes": 1024}, "targetRef": {"name": "ids"},
-    });
+    let mut all = Settings::default();
+    SETTINGS.iter().for_each(|setting| all.set(setting.key, setting.example).unwrap());
+    let mut spec = serde_json::to_value(SettingsSpec::of(&all).unwrap()).unwrap();
+    spec["podSelector"] = json!({"matchLabels": {"app": "checkout"}});
+    spec["nics"] = json!(["eth0", "net1"]);
+    spec["direction"] = json!("Ingress");
+    spec["targetRef"] = json!({"name": "ids"});
     let Resource { id, generation, created, is_enforced, request, .. } = mirror(&spec);
     assert_eq!((id.to_string().as_str(), generation, is_enforced), ("Mirror shop/checkout", 3, false));
     assert_eq!(created, 1_795_305_601);
     let Request { nics, directions, settings, filter, target, .. } = request.unwrap();
     assert_eq!(nics.unwrap(), ["eth0", "net1"]);
     assert_eq!((directions, target.as_deref()), (Directions::Ingress, Some("ids")));
-    assert_eq!((filter.as_deref(), settings.rate), (Some("tcp port 443"), parse_rate("10kpps").ok()));
-    // All settings of annotations but the filter.
-    let absent: Vec<_> = SETTINGS.iter().filter(|setting| setting.show(&settings).is_none()).collect();
-    assert_eq!(absent.iter().map(|setting| setting.key).collect::<Vec<_>>(), ["filter"]);
+    assert_eq!(filter, all.filter.take().map(|filter| filter.text));
+    assert_eq!(settings, all);
     let spec = json!({"namespaceSelector": {}, "podSelector": {}, "enforced": true});
     let Resource { id, is_enforced, request, .. } = cluster_mirror(&spec);
     assert_eq!(
