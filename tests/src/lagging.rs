@@ -1,7 +1,8 @@
 //! Another API server of the same cluster. A test can cut its connection to the store, so that the server answers with
 //! old objects.
 //!
-//! It is the same program with the same arguments, except for its port and its connection to etcd. [`Api`] starts it.
+//! It is the same program with the same arguments, except for its port and its connection to etcd, and it writes no
+//! audit log. [`Api`] starts it.
 
 use std::{
     fs,
@@ -43,8 +44,8 @@ impl LaggingApi {
         let address = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap().local_addr().unwrap();
         let mut command = Command::new(program);
         command.current_dir(fs::read_link(process.join("cwd")).unwrap()).env_clear().stdout(Stdio::null());
-        let is_ours =
-            |word: &&str| !word.starts_with("--etcd-servers=") && !word.starts_with("--secure-port=");
+        let others = ["--etcd-servers=", "--secure-port=", "--audit-log-path="];
+        let is_ours = |word: &&str| !others.iter().any(|other| word.starts_with(other));
         command.args(arguments.split('\0').filter(is_ours)).args([
             format!("--etcd-servers=http://{to_store}"),
             format!("--secure-port={}", address.port()),

@@ -31,6 +31,7 @@ use std::{
 
 mod agent;
 mod api;
+mod audit;
 mod bpf;
 mod capture;
 mod cilium;
@@ -70,6 +71,7 @@ mod wireshark;
 
 pub use agent::{Agent, AttachMode, Exit};
 pub use api::Api;
+pub use audit::{audited, wait_audited};
 pub use bpf::{BpfObjects, Neighbour, programs_in};
 pub use capture::{Capture, Captured, Frames};
 pub use cilium::{EDGE, Settings};

@@ -39,7 +39,7 @@ use binaries::Binaries;
 pub(crate) use control::apply;
 pub use images::BUSYBOX;
 use state::Lock;
-pub use state::{Cni, KUBECONFIG, MANIFESTS, Mode};
+pub use state::{AUDIT_LOG, Cni, KUBECONFIG, MANIFESTS, Mode};
 
 const NODE: &str = "podmirror-node";
 /// The node's addresses, on loopback: the same on every machine and in every network. An array here has a value for IPv4
@@ -53,6 +53,8 @@ const NODE_CIDRS: [&str; 2] = ["10.244.0.0/24", "fd00:10:244::/64"];
 /// The CIDRs of services, and the first address, which is the API server's.
 const SERVICE_CIDRS: [&str; 2] = ["10.96.0.0/16", "fd00:10:96::/112"];
 const SERVICE_IP: &str = "10.96.0.1";
+/// The address on loopback for servers behind the API server, without a node. An EndpointSlice refuses 127.0.0.1.
+pub const BACKEND_IP: &str = "198.18.0.1";
 /// Where the API server listens.
 const API_PORT: u16 = 6443;
 /// The bridge that connects the pods.
@@ -205,6 +207,7 @@ fn start(api_only: bool, cni: Option<Cni>) -> Result<()> {
         node::up(&binaries, cni)?;
         control::wait_for_service_account(&binaries)?;
     } else {
+        machine::add_addresses(&[BACKEND_IP])?;
         control::up(&binaries, mode)?;
     }
     step(&format!("the cluster is up after {:.1} s; to use it:", begun.elapsed().as_secs_f32()));

@@ -5,6 +5,7 @@
 
 use mirror_tests::{Api, Comparison, Lab, PodNs};
 
+mod aggregation;
 mod check;
 mod controller;
 mod events;

@@ -1,6 +1,7 @@
 //! Runs the control plane: etcd, the API server, the controller manager and the scheduler. Calls kubectl.
 
 use std::{
+    fs,
     io::{Read as _, Write as _},
     net::TcpStream,
     process::{Command, Stdio},
@@ -8,11 +9,11 @@ use std::{
 };
 
 use anyhow::{Context as _, Result, bail};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::{
-    API_PORT, Mode, NODE_IP, POD_CIDRS, SERVICE_CIDRS, binaries::Binaries, component::Component,
-    component::eventually, machine::families, pki::kubeconfig, state,
+    API_PORT, AUDIT_LOG, Mode, NODE_IP, POD_CIDRS, SERVICE_CIDRS, binaries::Binaries, component::Component,
+    component::eventually, machine::families, pki::FRONT_PROXY, pki::kubeconfig, state,
 };
 use mirror_test_tools::process::{Run as _, command};
 
@@ -20,9 +21,13 @@ use mirror_test_tools::process::{Run as _, command};
 pub(super) const COMPONENTS: [&str; 4] =
     ["etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler"];
 
+/// The file of the audit policy.
+const AUDIT_POLICY: &str = "audit-policy.json";
+
 /// Starts the components that do not run, and waits until all answer.
 pub(super) fn up(binaries: &Binaries, mode: Mode) -> Result<()> {
     etcd(binaries).up(|| answers(2379, "/health"))?;
+    fs::write(state::path(AUDIT_POLICY), audit_policy().to_string())?;
     api_server(binaries, mode).up(|| kubectl(binaries).args(["get", "--raw", "/readyz"]).succeeds())?;
     if mode == Mode::ApiOnly {
         return Ok(());
@@ -75,8 +80,18 @@ fn etcd(binaries: &Binaries) -> Component {
     ))
 }
 
+/// Records who requests packets, without bodies: each request at its end, and a watch at its beginning too.
+fn audit_policy() -> Value {
+    json!({
+        "apiVersion": "audit.k8s.io/v1",
+        "kind": "Policy",
+        "omitStages": ["RequestReceived"],
+        "rules": [{ "level": "Metadata", "resources": [{ "group": "packets.podmirror.io" }] }],
+    })
+}
+
 fn api_server(binaries: &Binaries, mode: Mode) -> Component {
-    let pki = state::text("pki");
+    let (pki, policy) = (state::text("pki"), state::text(AUDIT_POLICY));
     let server =
         Component::new("kube-apiserver", binaries.built("kube-apiserver"), &[API_PORT]).arguments(&format!(
             "--etcd-servers=http://127.0.0.1:2379 --secure-port={API_PORT}
@@ -85,13 +100,20 @@ fn api_server(binaries: &Binaries, mode: Mode) -> Component {
          --service-account-issuer=https://kubernetes.default.svc.cluster.local
          --service-account-key-file={pki}/service-accounts.crt
          --service-account-signing-key-file={pki}/service-accounts.key
-         --service-cluster-ip-range={} --allow-privileged=true",
+         --service-cluster-ip-range={} --allow-privileged=true
+         --requestheader-client-ca-file={pki}/front-proxy-ca.crt --requestheader-allowed-names={FRONT_PROXY}
+         --requestheader-username-headers=X-Remote-User --requestheader-group-headers=X-Remote-Group
+         --requestheader-extra-headers-prefix=X-Remote-Extra-
+         --proxy-client-cert-file={pki}/{FRONT_PROXY}.crt --proxy-client-key-file={pki}/{FRONT_PROXY}.key
+         --audit-policy-file={policy} --audit-log-path={AUDIT_LOG} --audit-log-maxsize=16 --audit-log-maxbackup=1",
             families(&SERVICE_CIDRS).join(",")
         ));
     match mode {
-        // No controller creates service accounts in this mode, and without one the API server would refuse pods.
+        // No controller creates service accounts in this mode, and without one the API server would refuse pods. There
+        // is no kube-proxy either, so the API server connects to the endpoints of a service.
         Mode::ApiOnly => server.arguments(
-            "--bind-address=127.0.0.1 --authorization-mode=RBAC --disable-admission-plugins=ServiceAccount",
+            "--bind-address=127.0.0.1 --authorization-mode=RBAC --disable-admission-plugins=ServiceAccount
+             --enable-aggregator-routing=true",
         ),
         // Pods connect to the node's address, people and tests to loopback.
         Mode::Node(_) => server.arguments(&format!(

@@ -16,7 +16,8 @@ use nix::{mount::MntFlags, mount::umount2, sys::signal::Signal};
 use serde_json::{Value, json};
 
 use super::{
-    BRIDGE, NODE_IPS, POD_CIDRS, cilium, component::Process, component::eventually, state, state::Cni,
+    BACKEND_IP, BRIDGE, NODE_IPS, POD_CIDRS, cilium, component::Process, component::eventually, state,
+    state::Cni,
 };
 use mirror_test_tools::process::{Run as _, command, step};
 
@@ -107,13 +108,19 @@ pub(super) fn prepare(cni: Cni) -> Result<()> {
             "the kernel has no {MODULE}: pods do not reach each other by the addresses of services"
         ));
     }
-    for address in families(&NODE_IPS) {
-        command("ip").args(["address", "replace", address, "dev", "lo"]).run()?;
-    }
+    add_addresses(families(&NODE_IPS))?;
     if families(&NODE_IPS).len() == 1 {
         step("the machine has no IPv6: pods and services have none either");
     }
     if cni == Cni::Cilium { cilium::prepare() } else { Ok(()) }
+}
+
+/// Gives loopback these addresses.
+pub(super) fn add_addresses(addresses: &[&str]) -> Result<()> {
+    for address in addresses {
+        command("ip").args(["address", "replace", address, "dev", "lo"]).run()?;
+    }
+    Ok(())
 }
 
 /// Kills the processes in the cgroups of pods, and containerd's shims. `record` has checked that there were no such
@@ -154,7 +161,7 @@ pub(super) fn restore() -> Result<()> {
     if Path::new("/sys/class/net").join(BRIDGE).exists() {
         outcomes.push(command("ip").args(["link", "delete", BRIDGE]).run());
     }
-    for address in NODE_IPS {
+    for address in NODE_IPS.into_iter().chain([BACKEND_IP]) {
         // "1: lo    inet 10.245.0.1/32 scope …"
         let shown = command("ip").args(["-o", "address", "show", "dev", "lo", "to", address]).read()?;
         if let Some(address) = shown.split_whitespace().nth(3) {

@@ -1,4 +1,4 @@
-//! Creates certificates, keys and kubeconfigs with openssl at the first `up`. The authority is for this cluster alone.
+//! Creates certificates, keys and kubeconfigs with openssl at the first `up`, for this cluster alone.
 
 use std::{fs, path::Path};
 
@@ -11,21 +11,28 @@ use serde_json::json;
 
 use super::{API_PORT, NODE, NODE_IP, SERVICE_IP, state};
 
-/// A certificate: its subject, its purpose, and the addresses of a server.
+/// The certificate authority of the cluster, and the one for the API server as a client of the servers behind it.
+const CA: &str = "ca";
+const FRONT_PROXY_CA: &str = "front-proxy-ca";
+/// The common name of the API server's certificate for the servers behind it.
+pub(super) const FRONT_PROXY: &str = "front-proxy-client";
+
+/// A certificate: its subject, its purpose, the addresses of a server, and who signs it.
 struct Certificate {
     name: &'static str,
     subject: String,
     usage: &'static str,
     addresses: Option<String>,
+    authority: &'static str,
 }
 
 impl Certificate {
     fn client(name: &'static str, subject: impl Into<String>) -> Self {
-        Self { name, subject: subject.into(), usage: "clientAuth", addresses: None }
+        Self { name, subject: subject.into(), usage: "clientAuth", addresses: None, authority: CA }
     }
 
     fn server(name: &'static str, subject: impl Into<String>, addresses: String) -> Self {
-        Self { name, subject: subject.into(), usage: "serverAuth", addresses: Some(addresses) }
+        Self { usage: "serverAuth", addresses: Some(addresses), ..Self::client(name, subject) }
     }
 }
 
@@ -52,13 +59,15 @@ pub(super) fn make() -> Result<()> {
     fs::create_dir_all(&dir)?;
     // The system's configuration would add its own extensions.
     fs::write(dir.join("openssl.cnf"), "[req]\ndistinguished_name=dn\n[dn]\n")?;
-    issue(
-        &dir,
-        "ca",
-        "/CN=podmirror-cluster",
-        &["basicConstraints=critical,CA:TRUE", "keyUsage=critical,keyCertSign,cRLSign,digitalSignature"],
-        &[],
-    )?;
+    for (name, subject) in [(CA, "/CN=podmirror-cluster"), (FRONT_PROXY_CA, "/CN=front-proxy-ca")] {
+        issue(
+            &dir,
+            name,
+            subject,
+            &["basicConstraints=critical,CA:TRUE", "keyUsage=critical,keyCertSign,cRLSign,digitalSignature"],
+            &[],
+        )?;
+    }
     let services = "DNS:kubernetes,DNS:kubernetes.default,DNS:kubernetes.default.svc";
     let mut certificates = vec![
         Certificate::server(
@@ -74,10 +83,14 @@ pub(super) fn make() -> Result<()> {
             format!("/O=system:nodes/CN=system:node:{NODE}"),
             format!("IP:{NODE_IP},DNS:{NODE}"),
         ),
+        Certificate {
+            authority: FRONT_PROXY_CA,
+            ..Certificate::client(FRONT_PROXY, format!("/CN={FRONT_PROXY}"))
+        },
     ];
     certificates.extend(clients().map(|(name, subject)| Certificate::client(name, subject)));
     for certificate in &certificates {
-        let Certificate { name, subject, usage, addresses } = certificate;
+        let Certificate { name, subject, usage, addresses, authority } = certificate;
         let mut extensions = vec![
             "basicConstraints=critical,CA:FALSE".to_owned(),
             "keyUsage=critical,digitalSignature".to_owned(),
@@ -85,7 +98,8 @@ pub(super) fn make() -> Result<()> {
         ];
         extensions.extend(addresses.iter().map(|addresses| format!("subjectAltName={addresses}")));
         let extensions: Vec<_> = extensions.iter().map(String::as_str).collect();
-        issue(&dir, name, subject, &extensions, &["-CA", "ca.crt", "-CAkey", "ca.key"])?;
+        let [certificate, key] = ["crt", "key"].map(|end| format!("{authority}.{end}"));
+        issue(&dir, name, subject, &extensions, &["-CA", &certificate, "-CAkey", &key])?;
     }
     for (name, _) in clients() {
         fs::write(kubeconfig(name), kubeconfig_of(name))?;

@@ -19,6 +19,8 @@ pub(super) const DIR: &str = "/var/lib/podmirror-cluster";
 pub const KUBECONFIG: &str = "/var/lib/podmirror-cluster/kubeconfig";
 /// The directory for manifests of static pods.
 pub const MANIFESTS: &str = "/var/lib/podmirror-cluster/manifests";
+/// The API server's audit log. It has only requests for resources of `packets.podmirror.io`.
+pub const AUDIT_LOG: &str = "/var/lib/podmirror-cluster/log/audit.log";
 /// The socket of containerd.
 pub(super) const CONTAINERD: &str = "/var/lib/podmirror-cluster/containerd.sock";
 
