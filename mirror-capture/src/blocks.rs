@@ -4,6 +4,10 @@
 //! Other blocks and options, which a newer agent could add, are ignored. An agent is a program on another machine, so
 //! nothing in a block is trusted: an impossible length is an error, and [`MOST`] bounds the buffer.
 
+use core::net::IpAddr;
+
+use crate::pcapng::{NOTE, Names};
+
 /// Maximum length of a block: the longest packet, with its options.
 const MOST: usize = 512 << 10;
 /// Bytes of a block around its body: type and length before it, the length again after it.
@@ -20,6 +24,10 @@ pub enum Block {
     Packet(Packet),
     /// The counters of an interface.
     Statistics(Statistics),
+    /// Names of addresses: the first name in each record.
+    Names(Names),
+    /// A message of the agent, in JSON.
+    Note(String),
 }
 
 /// The description of an interface.
@@ -160,20 +168,52 @@ fn parse(kind: u32, block: &[u8], body: &[u8]) -> Result<Option<Block>, &'static
                 comment: option(options, 1).map(text),
             })))
         }
+        4 => {
+            let (mut addresses, mut rest) = (Vec::new(), body);
+            loop {
+                let (kind, record, later) = first(rest).ok_or(short)?;
+                rest = later;
+                match kind {
+                    0 => break,
+                    1 => addresses.extend(named::<4>(record)),
+                    2 => addresses.extend(named::<16>(record)),
+                    _ => {}
+                }
+            }
+            Ok(Some(Block::Names(Names { addresses, comment: option(rest, 1).map(text) })))
+        }
+        NOTE => Ok(option(body, 1).map(text).map(Block::Note)),
         _ => Ok(None),
     }
+}
+
+/// The address and the first name of a record. Further names are ignored: each takes more memory than it has bytes.
+fn named<const N: usize>(record: &[u8]) -> Option<(IpAddr, String)>
+where
+    IpAddr: From<[u8; N]>,
+{
+    let (address, names) = record.split_first_chunk::<N>()?;
+    let name = names.split(|byte| *byte == 0).next().filter(|name| !name.is_empty())?;
+    Some((IpAddr::from(*address), text(name)))
 }
 
 /// The value of an option.
 fn option(mut options: &[u8], code: u16) -> Option<&[u8]> {
     loop {
-        let (head, rest) = options.split_first_chunk::<4>()?;
-        let [of, length] = [[head[0], head[1]], [head[2], head[3]]].map(u16::from_le_bytes);
+        let (of, value, rest) = first(options)?;
         if of == code {
-            return rest.get(..length.into());
+            return Some(value);
         }
-        options = rest.get(usize::from(length).next_multiple_of(4)..)?;
+        options = rest;
     }
+}
+
+/// The code and the value of the first option or record, and the bytes after it.
+fn first(bytes: &[u8]) -> Option<(u16, &[u8], &[u8])> {
+    let (head, rest) = bytes.split_first_chunk::<4>()?;
+    let [code, length] = [[head[0], head[1]], [head[2], head[3]]].map(u16::from_le_bytes);
+    let padded = usize::from(length).next_multiple_of(4);
+    Some((code, rest.get(..length.into())?, rest.get(padded..).unwrap_or_default()))
 }
 
 fn text(bytes: &[u8]) -> String {
@@ -190,125 +230,4 @@ fn time(bytes: &[u8], at: usize) -> Option<u64> {
 }
 
 #[cfg(test)]
-mod tests {
-    #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
-
-    use crate::pcapng::{self, Direction, Interface, Section, Writer};
-    use proptest::{collection::vec, prelude::*};
-
-    use super::*;
-
-    /// A stream as an agent sends it: two interfaces, one packet with these bytes for each, and counters.
-    fn stream(packet: &[u8]) -> Vec<u8> {
-        let mut out = Vec::new();
-        let mut writer =
-            Writer::begin(&mut out, &Section { comment: Some("a comment"), ..Section::default() });
-        for name in ["shop/web eth0", "shop/db eth0"] {
-            let interface = Interface {
-                name: Some(name),
-                description: Some("device veth1 of the node"),
-                filter: Some("tcp port 443"),
-                ..Interface::default()
-            };
-            let interface = writer.interface(&mut out, &interface);
-            let packet = pcapng::Packet {
-                interface,
-                time_ns: 1_795_305_601_123_456_789,
-                bytes: packet,
-                len: packet.len() as u32,
-                direction: Some(Direction::Inbound),
-                lost: None,
-                comment: None,
-            };
-            packet.write(&mut out);
-            let counters = pcapng::Statistics {
-                interface,
-                time_ns: 5 << 33,
-                start_ns: Some(1),
-                end_ns: Some(7 << 40),
-                received: Some(9),
-                dropped: Some(2),
-                accepted: None,
-                limited: Some(4),
-                comment: Some("2 of its super-frames were cut"),
-            };
-            counters.write(&mut out);
-        }
-        out
-    }
-
-    fn all(blocks: &mut Blocks) -> Vec<Block> {
-        std::iter::from_fn(|| blocks.pop().unwrap()).collect()
-    }
-
-    #[test]
-    fn what_an_agent_writes_is_read() {
-        let mut blocks = Blocks::default();
-        blocks.push(&stream(b"a packet"));
-        let all = all(&mut blocks);
-        assert!(!blocks.is_within_a_block());
-        let description = Description {
-            name: "shop/db eth0".into(),
-            description: Some("device veth1 of the node".into()),
-            filter: Some("tcp port 443".into()),
-            comment: None,
-        };
-        assert_eq!(all[0], Block::Section("a comment".into()));
-        assert_eq!((all.len(), &all[4]), (7, &Block::Interface(description)));
-        let Block::Packet(packet) = all[5].clone() else { unreachable!("{all:?}") };
-        assert_eq!((packet.interface, packet.time_ns), (1, 1_795_305_601_123_456_789));
-        let block = packet.clone().with_interface(77);
-        assert_eq!((block[8], &block[12..]), (77, &packet.block[12..]));
-        let statistics = Statistics {
-            interface: 1,
-            time_ns: 5 << 33,
-            start_ns: Some(1),
-            end_ns: Some(7 << 40),
-            received: Some(9),
-            lost: Some(2),
-            limited: Some(4),
-            comment: Some("2 of its super-frames were cut".into()),
-        };
-        assert_eq!(all[6], Block::Statistics(statistics));
-    }
-
-    proptest! {
-        /// The blocks do not depend on how the bytes are divided.
-        #[test]
-        fn the_parts_in_which_bytes_come_do_not_matter(packet in vec(any::<u8>(), 0..300), parts in vec(1..200_usize, 1..20)) {
-            let stream = stream(&packet);
-            let (mut whole, mut parted, mut found) = (Blocks::default(), Blocks::default(), Vec::new());
-            whole.push(&stream);
-            let mut rest = &stream[..];
-            for part in parts.into_iter().cycle() {
-                let (now, later) = rest.split_at(part.min(rest.len()));
-                parted.push(now);
-                found.extend(all(&mut parted));
-                rest = later;
-                if rest.is_empty() {
-                    break;
-                }
-            }
-            prop_assert_eq!(found, all(&mut whole));
-        }
-
-        /// The bytes of a compromised machine are parsed or end the stream; they do no other harm.
-        #[test]
-        fn any_bytes_are_survived(random in vec(any::<u8>(), 0..500), flips in vec((0..2000_usize, any::<u8>()), 0..8)) {
-            let mut written = stream(b"a packet");
-            for (at, byte) in flips {
-                let at = at % written.len();
-                written[at] = byte;
-            }
-            for bytes in [random, written] {
-                let mut blocks = Blocks::default();
-                blocks.push(&bytes);
-                let mut count = 0;
-                while let Ok(Some(_)) = blocks.pop() {
-                    count += 1;
-                }
-                prop_assert!(count * AROUND <= bytes.len());
-            }
-        }
-    }
-}
+mod tests;

@@ -32,10 +32,9 @@ struct Counted {
 
 impl Combined {
     /// Begins a file. Also returns its first bytes.
-    pub fn begin(application: &str) -> (Self, Vec<u8>) {
+    pub fn begin(section: &Section<'_>) -> (Self, Vec<u8>) {
         let mut out = Vec::new();
-        let writer =
-            Writer::begin(&mut out, &Section { application: Some(application), ..Section::default() });
+        let writer = Writer::begin(&mut out, section);
         (Self { writer, streams: BTreeMap::new(), interfaces: Vec::new() }, out)
     }
 
@@ -138,7 +137,7 @@ mod tests {
 
     #[test]
     fn the_interfaces_of_all_streams_have_numbers_of_their_own() {
-        let (mut combined, mut out) = Combined::begin("podmirror");
+        let (mut combined, mut out) = Combined::begin(&Section::default());
         let described = |name: &str| Description { name: name.into(), ..Description::default() };
         combined.interface(1, "a", &described("shop/web eth0"), &mut out);
         combined.interface(2, "b", &described("shop/db eth0"), &mut out);

@@ -5,10 +5,13 @@
 //! little endian, and all times are in nanoseconds since the epoch.
 //!
 //! The writers of capture files call this module, with the frames of [`frame`](crate::frame). It appends to a `Vec` and
-//! does no I/O, so it cannot fail. Reading, compression and other kinds of blocks (names, secrets, process information)
-//! are not supported.
+//! does no I/O, so it cannot fail. Reading, compression and other kinds of blocks (secrets, process information) are
+//! not supported.
 //!
-//! Values that are too long for their field are cut: texts at [`MAX_TEXT`], packets at [`MAX_CAPTURED`].
+//! Values that are too long for their field are cut: texts at [`MAX_TEXT`], names at [`MAX_NAME`], packets at
+//! [`MAX_CAPTURED`].
+
+use core::net::IpAddr;
 
 /// Maximum length of an option's text in bytes: the length of an option has 16 bits, and a filter has one byte before
 /// its text. A longer text is cut at a character boundary.
@@ -16,6 +19,13 @@ pub const MAX_TEXT: usize = 65_535 - 1;
 /// Maximum number of bytes of a packet in a file: `WTAP_MAX_PACKET_SIZE_STANDARD` of Wireshark, which rejects a file
 /// with more.
 pub const MAX_CAPTURED: usize = 262_144;
+/// Maximum length of a name in bytes: that of a DNS name. A longer name is cut at a character boundary.
+pub const MAX_NAME: usize = 253;
+/// Maximum number of names in a block. With the longest names and the longest comment it has less than 256 KiB: dumpcap
+/// 4.0 ends a capture at a longer block of any kind.
+pub const MAX_NAMES: usize = 512;
+/// The type of the block of a [`note`]. Types with the highest bit are for local use.
+pub const NOTE: u32 = 0x8050_4d01;
 
 /// The beginning of the comment of a section that should begin with the packets of the past and does not; the reason
 /// follows.
@@ -126,6 +136,15 @@ pub struct Statistics<'a> {
     pub comment: Option<&'a str>,
 }
 
+/// Names of addresses. Each address should have one name in a block: of two, versions of Wireshark show different ones.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Names {
+    /// The addresses with their names, which are not empty and have no zero byte.
+    pub addresses: Vec<(IpAddr, String)>,
+    /// Free text.
+    pub comment: Option<String>,
+}
+
 /// Writes the blocks of a file, and counts its interfaces.
 #[derive(Debug)]
 pub struct Writer {
@@ -162,7 +181,7 @@ impl Writer {
                 option(out, 9, &[&[NANOSECONDS]]);
                 if let Some(filter) = interface.filter {
                     // 0: a filter in the language of libpcap.
-                    option(out, 11, &[&[0], cut(filter)]);
+                    option(out, 11, &[&[0], cut(filter, MAX_TEXT)]);
                 }
                 text(out, 15, interface.hardware);
             });
@@ -227,6 +246,39 @@ impl Statistics<'_> {
     }
 }
 
+impl Names {
+    /// Appends the names: a name resolution block with the comment, even without names, and blocks for the names beyond
+    /// [`MAX_NAMES`].
+    pub fn write(&self, out: &mut Vec<u8>) {
+        let all = self.addresses.as_slice();
+        let (first, rest) = all.split_at_checked(MAX_NAMES).unwrap_or((all, &[]));
+        names(out, first, self.comment.as_deref());
+        rest.chunks(MAX_NAMES).for_each(|addresses| names(out, addresses, None));
+    }
+}
+
+fn names(out: &mut Vec<u8>, addresses: &[(IpAddr, String)], comment: Option<&str>) {
+    block(out, 4, |out| {
+        for (address, name) in addresses {
+            let name = cut(name, MAX_NAME);
+            // A record is encoded as an option is.
+            match address {
+                IpAddr::V4(address) => option(out, 1, &[&address.octets(), name, &[0]]),
+                IpAddr::V6(address) => option(out, 2, &[&address.octets(), name, &[0]]),
+            }
+        }
+        // The end of records. Without it Wireshark takes options for records.
+        number(out, [0; 4]);
+        options(out, |out| text(out, COMMENT, comment));
+    });
+}
+
+/// Appends a message of an agent for the program that merges the streams: a block for local use, with the JSON as its
+/// comment. Wireshark skips the block. A text beyond [`MAX_TEXT`] is cut, so it is no JSON any more.
+pub fn note(out: &mut Vec<u8>, json: &str) {
+    block(out, NOTE, |out| options(out, |out| text(out, COMMENT, Some(json))));
+}
+
 /// Appends a block: its type, its length, the output of `body`, and its length again.
 fn block(out: &mut Vec<u8>, kind: u32, body: impl FnOnce(&mut Vec<u8>)) {
     let start = out.len();
@@ -260,7 +312,7 @@ fn option(out: &mut Vec<u8>, code: u16, parts: &[&[u8]]) {
 
 fn text(out: &mut Vec<u8>, code: u16, text: Option<&str>) {
     if let Some(text) = text {
-        option(out, code, &[cut(text)]);
+        option(out, code, &[cut(text, MAX_TEXT)]);
     }
 }
 
@@ -270,9 +322,9 @@ fn counter(out: &mut Vec<u8>, code: u16, counter: Option<u64>) {
     }
 }
 
-/// Cuts a text so that it fits into an option.
-fn cut(text: &str) -> &[u8] {
-    text.get(..text.floor_char_boundary(MAX_TEXT)).unwrap_or_default().as_bytes()
+/// Cuts a text so that it has at most this number of bytes.
+fn cut(text: &str, most: usize) -> &[u8] {
+    text.get(..text.floor_char_boundary(most)).unwrap_or_default().as_bytes()
 }
 
 /// The upper 32 bits of a time come first.

@@ -159,6 +159,53 @@ proptest! {
         let comment = block.options.iter().find(|option| option.code == OptionCode::Comment);
         prop_assert_eq!(comment.and_then(|option| option.as_str().ok()), Some("cut"));
     }
+
+    #[test]
+    fn names_are_read_back(
+        addresses in vec((any::<IpAddr>(), "\\PC{1,20}"), 0..5), comment in any_text(),
+    ) {
+        let mut file = Vec::new();
+        begin(&mut file);
+        let names = Names { addresses, comment };
+        names.write(&mut file);
+        let blocks = blocks(&file);
+        let Some(Block::NameResolution(block)) = blocks.last() else { panic!("{blocks:?}") };
+        let mut expected: Vec<_> = names.addresses.iter().map(|(address, name)| {
+            let (kind, octets) = match address {
+                IpAddr::V4(address) => (1_u16, address.octets().to_vec()),
+                IpAddr::V6(address) => (2, address.octets().to_vec()),
+            };
+            // `pcap-parser` leaves the padding at a record.
+            let mut value = [&octets[..], name.as_bytes(), &[0]].concat();
+            value.resize(value.len().next_multiple_of(4), 0);
+            (kind, value)
+        }).collect();
+        expected.push((0, Vec::new()));
+        let found = block.nr.iter().map(|record| (record.record_type.0, record.record_value.to_vec()));
+        prop_assert_eq!(found.collect::<Vec<_>>(), expected);
+        prop_assert_eq!(read(&block.options), present([(1, text_of(&names.comment))]));
+    }
+}
+
+#[test]
+fn many_names_make_blocks_that_dumpcap_accepts() {
+    // Names of 300 bytes, and a comment of 90,000.
+    let [name, comment] = [100, 30_000].map(|count| "\u{20ac}".repeat(count));
+    let numbers = 0..2 * MAX_NAMES as u128 + 1;
+    let addresses = numbers.map(|number| (IpAddr::from(number.to_be_bytes()), name.clone())).collect();
+    let mut file = Vec::new();
+    begin(&mut file);
+    Names { addresses, comment: Some(comment) }.write(&mut file);
+    let blocks = blocks(&file);
+    let names = blocks[2..].iter().map(|block| {
+        let Block::NameResolution(block) = block else { panic!("{block:?}") };
+        assert!(block.block_len1 <= 256 << 10);
+        let lengths: Vec<_> = block.nr.iter().map(|record| record.record_value.len()).collect();
+        // An address, a whole number of characters of 3 bytes each, the zero byte, and 3 more of padding.
+        assert!(lengths[..lengths.len() - 1].iter().all(|length| *length == 16 + 252 + 1 + 3));
+        (lengths.len() - 1, read(&block.options).len())
+    });
+    assert!(names.eq([(MAX_NAMES, 1), (MAX_NAMES, 0), (1, 0)]));
 }
 
 #[test]
@@ -233,5 +280,11 @@ fn a_file_is_the_same_as_ever() {
         comment: None,
     }
     .write(&mut file);
+    let named = |address: &str, name: &str| (address.parse().unwrap(), name.to_owned());
+    let addresses = vec![named("10.0.0.1", "web.shop"), named("fd00::1", "checkout.shop.svc")];
+    Names { addresses, comment: None }.write(&mut file);
+    let comment = Some("podmirror: shop/db: OptedOut".to_owned());
+    Names { addresses: Vec::new(), comment }.write(&mut file);
+    note(&mut file, r#"{"message":"ready"}"#);
     assert!(file == GOLDEN, "{}", file.escape_ascii());
 }

@@ -1,5 +1,5 @@
 //! The streams of two agents, as `kubectl mirror tail` reads and merges them: the division of the bytes does not matter,
-//! what was read can be written and read again, and the file has the packets of both streams.
+//! what was read can be written and read again, and the file has the packets and the names of both streams.
 
 #![no_main]
 
@@ -10,7 +10,7 @@ use mirror_capture::{
     blocks::{Block, Blocks},
     combined::Combined,
     merge::{Bounds, Merge},
-    pcapng::{self, Interface, InterfaceId, MAX_TEXT, Section, Writer},
+    pcapng::{self, Interface, InterfaceId, MAX_NAME, MAX_NAMES, MAX_TEXT, Section, Writer},
 };
 
 const BOUNDS: Bounds = Bounds { hold: Duration::from_secs(1), bytes: 1000 };
@@ -65,33 +65,47 @@ fn write(block: &Block) -> Vec<u8> {
             };
             statistics.write(&mut out);
         }
+        Block::Names(names) => names.write(&mut out),
+        Block::Note(json) => pcapng::note(&mut out, json),
     }
     out
 }
 
-/// Whether no text of a block is cut when it is written: a character that was invalid becomes longer.
+/// Whether a block is written as one block and no text of it is cut: a character that was invalid becomes longer.
 fn fits(block: &Block) -> bool {
     let texts = match block {
-        Block::Section(comment) => vec![Some(comment)],
+        Block::Section(text) | Block::Note(text) => vec![Some(text)],
         Block::Interface(of) => {
             vec![Some(&of.name), of.description.as_ref(), of.filter.as_ref(), of.comment.as_ref()]
         }
         Block::Packet(_) => Vec::new(),
         Block::Statistics(of) => vec![of.comment.as_ref()],
+        Block::Names(of) => {
+            let is_long = of.addresses.iter().any(|(_, name)| name.len() > MAX_NAME);
+            if is_long || of.addresses.len() > MAX_NAMES {
+                return false;
+            }
+            vec![of.comment.as_ref()]
+        }
     };
     texts.into_iter().flatten().all(|text| text.len() <= MAX_TEXT)
 }
 
-/// Merges two streams into a file, as `tail` does. Returns the file, and the numbers of its interfaces and packets.
-fn combine(streams: [Vec<Block>; 2]) -> (Vec<u8>, usize, usize) {
-    let (mut combined, mut out) = Combined::begin("fuzz");
+/// Merges two streams into a file, as `tail` does. Returns the file, and how many interfaces, packets and names it has.
+fn combine(streams: [Vec<Block>; 2]) -> (Vec<u8>, [usize; 3]) {
+    let (mut combined, mut out) =
+        Combined::begin(&Section { application: Some("fuzz"), ..Section::default() });
     let mut merge = Merge::new(BOUNDS);
-    let (mut interfaces, mut packets, mut pushed) = (0, 0, 0);
+    let (mut interfaces, mut packets, mut names, mut pushed) = (0, 0, 0, 0);
     for (stream, blocks) in (0..).zip(streams) {
         merge.open(stream);
         for block in blocks {
             match block {
-                Block::Section(_) => {}
+                Block::Section(_) | Block::Note(_) => {}
+                Block::Names(of) => {
+                    of.write(&mut out);
+                    names += of.addresses.len();
+                }
                 Block::Interface(of) => {
                     combined.interface(stream, "node", &of, &mut out);
                     interfaces += 1;
@@ -116,7 +130,7 @@ fn combine(streams: [Vec<Block>; 2]) -> (Vec<u8>, usize, usize) {
     assert!((0..pushed).eq(popped.into_iter().flatten()), "each packet once, in the order of its stream");
     let (lines, _) = combined.end(7, packets as u64, 2, &mut out);
     assert!(!lines.is_empty());
-    (out, interfaces, packets)
+    (out, [interfaces, packets, names])
 }
 
 fuzz_target!(|input: (u16, &[u8])| {
@@ -127,14 +141,20 @@ fuzz_target!(|input: (u16, &[u8])| {
     for block in whole.0.iter().filter(|block| fits(block)) {
         assert_eq!(read(&[&write(block)]), (vec![block.clone()], Ok(false)));
     }
-    let (file, interfaces, packets) = combine([first, second].map(|stream| read(&[stream]).0));
+    let (file, written) = combine([first, second].map(|stream| read(&[stream]).0));
     let (blocks, end) = read(&[&file]);
     assert_eq!(end, Ok(false));
-    let numbers = blocks.iter().filter_map(|block| match block {
-        Block::Packet(packet) => Some(packet.interface as usize),
-        _ => None,
-    });
-    assert!(numbers.clone().all(|number| number < interfaces));
-    assert_eq!(numbers.count(), packets);
-    assert_eq!(blocks.iter().filter(|block| matches!(block, Block::Interface(_))).count(), interfaces);
+    let mut found = [0; 3];
+    for block in blocks {
+        match block {
+            Block::Interface(_) => found[0] += 1,
+            Block::Packet(packet) => {
+                assert!((packet.interface as usize) < written[0]);
+                found[1] += 1;
+            }
+            Block::Names(of) => found[2] += of.addresses.len(),
+            Block::Section(_) | Block::Statistics(_) | Block::Note(_) => {}
+        }
+    }
+    assert_eq!(found, written);
 });
