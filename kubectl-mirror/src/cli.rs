@@ -8,7 +8,10 @@ use clap::{
     error::ErrorKind,
 };
 use clap_complete::engine::ArgValueCompleter;
-use mirror_api::{Direction, SettingsSpec};
+use mirror_api::{
+    Direction, SettingsSpec,
+    labels::{self, Labels},
+};
 use mirror_core::settings::{SETTINGS, Settings, parse_duration};
 
 use crate::{
@@ -16,7 +19,6 @@ use crate::{
     complete,
     mirror::name_of,
     screen::{Formats, JSONPATH, Output},
-    selector,
     workload::{self, Workload},
 };
 
@@ -71,8 +73,8 @@ pub(crate) struct Which {
     #[arg(value_name = "TYPE/NAME", add = ArgValueCompleter::new(complete::objects))]
     pub(crate) objects: Vec<String>,
     /// The pods with these labels, as in app=web,tier!=test or 'app in (web, api)'; '' for all pods of the namespace.
-    #[arg(long, short = 'l', value_name = "LABELS", value_parser = selector::parse)]
-    pub(crate) selector: Option<selector::Labels>,
+    #[arg(long, short = 'l', value_name = "LABELS", value_parser = labels::parse)]
+    pub(crate) selector: Option<Labels>,
 }
 
 #[derive(Debug, Args)]

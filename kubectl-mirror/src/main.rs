@@ -1,7 +1,7 @@
 //! `kubectl mirror`: streams the packets of pods to Wireshark, creates and deletes mirrors, and reports their state.
 //!
 //! ```text
-//! cli ─► tail ─────► workload ─► selector   make a Mirror with a stream, read it from the agents, merge it by time
+//! cli ─► tail ─────► workload              make a Mirror with a stream, read it from the agents, merge it by time
 //!     └► mirror ───► workload; resource     make and delete Mirrors
 //!     └► status ───► resource; screen       Mirrors and ClusterMirrors with their status
 //!     └► explain ──► exec; words            one pod: the words of its agent, or those of the API server
@@ -32,7 +32,6 @@ mod mirror;
 mod nodes;
 mod resource;
 mod screen;
-mod selector;
 mod status;
 mod tail;
 mod top;

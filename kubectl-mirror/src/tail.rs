@@ -34,7 +34,7 @@ use mirror_capture::{
     blocks::{Block, Blocks},
     combined::Combined,
     merge::{Bounds, Merge, StreamId},
-    pcapng::NO_PAST,
+    pcapng::{NO_PAST, Section},
 };
 use mirror_core::{settings::show_kubernetes_duration, status::printable};
 use tokio::{
@@ -157,7 +157,8 @@ impl<'c> Tail<'c> {
         let ending = watch::Sender::new(false);
         let link = Link::new(args, cluster, request, sender, ending.subscribe());
         let application = concat!("kubectl-mirror ", env!("CARGO_PKG_VERSION"));
-        let (combined, pending) = Combined::begin(application);
+        let (combined, pending) =
+            Combined::begin(&Section { application: Some(application), ..Section::default() });
         Self {
             cluster,
             link,
@@ -277,6 +278,8 @@ impl<'c> Tail<'c> {
                     self.packets += 1;
                 }
                 Block::Statistics(statistics) => self.combined.statistics(id, statistics),
+                // Agents send neither.
+                Block::Names(_) | Block::Note(_) => {}
             }
         }
         Ok(())

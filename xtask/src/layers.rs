@@ -68,11 +68,12 @@ const FORBIDDEN: &[Forbidden] = &[
             "kubectl-mirror/src/check/network.rs",
             "kubectl-mirror/src/explain/words.rs",
             "kubectl-mirror/src/jsonpath.rs",
-            "kubectl-mirror/src/selector.rs",
             "kubectl-mirror/src/tail/blocks.rs",
             "kubectl-mirror/src/tail/combined.rs",
             "kubectl-mirror/src/tail/merge.rs",
             "kubectl-mirror/src/top/rates.rs",
+            "mirror-agent/src/apiserver/limits.rs",
+            "mirror-agent/src/apiserver/query.rs",
         ],
         paths: &[
             "kube::Api",
@@ -170,17 +171,19 @@ const RESERVED: &[Reserved] = &[
     Reserved {
         paths: &["kube*", "k8s_openapi"],
         files: &[
+            "mirror-agent/src/apiserver",
             "mirror-agent/src/pods/kube",
             "mirror-agent/src/events",
             "mirror-agent/src/mirror_node",
             "mirror-agent/src/controller",
         ],
-        why: "only the source of pods that is Kubernetes knows Kubernetes, and what writes Events, conditions, MirrorNodes \
-              and statuses",
+        why: "only the source of pods that is Kubernetes knows Kubernetes, what writes Events, conditions, MirrorNodes and \
+              statuses, and the server of packets",
     },
     Reserved {
         paths: &["mirror_api"],
         files: &[
+            "mirror-agent/src/apiserver",
             "mirror-agent/src/pods/kube",
             "mirror-agent/src/mirror_node",
             "mirror-agent/src/controller",

@@ -30,7 +30,9 @@ fn report() -> Report {
 fuzz_target!(|line: &str| {
     if let Ok(request) = from_str::<Request>(line) {
         assert_eq!(from_str::<Request>(&to_string(&request).unwrap()).ok(), Some(request.clone()));
-        if let Subject::Capture { direction, settings: asked, .. } = request.of {
+        if let Subject::Capture { direction, settings: asked, .. }
+        | Subject::Reader { direction, settings: asked, .. } = request.of
+        {
             Directions::from_name(&direction);
             if let Ok(settings) = parse(&asked) {
                 let shown = SETTINGS.iter().filter_map(|of| Some((of.key.to_owned(), of.show(&settings)?)));

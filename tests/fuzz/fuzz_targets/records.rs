@@ -11,7 +11,7 @@ use libfuzzer_sys::{
 };
 use mirror_agent::{
     dataplane::rings::split,
-    recording::{Bound, Clock, Excerpt, Kept, Plan, Recorder, Source},
+    recording::{Bound, Clock, Excerpt, Kept, Plan, Recorder, Sink, Source},
 };
 use mirror_capture::blocks::{Block, Blocks};
 use mirror_common::stream::HEAD;
@@ -35,7 +35,7 @@ fn check(snapshot: &[u8], packets: u64) -> usize {
     let (mut interfaces, mut found, mut bytes) = (0, 0, 0);
     while let Some(block) = blocks.pop().unwrap() {
         match block {
-            Block::Section(_) => {}
+            Block::Section(_) | Block::Names(_) | Block::Note(_) => {}
             Block::Interface(_) => interfaces += 1,
             Block::Packet(packet) => {
                 assert!(packet.interface < interfaces);
@@ -107,8 +107,8 @@ fn append(mut past: &[u8], is_full: bool) {
 const NOW: Clock = Clock { wall_ns: 1_795_305_601_123_456_789, monotonic_ns: 77_000_000_000 };
 
 fn begin(file: &str, kept: Kept, super_frames: bool) -> Recorder {
-    let file = Some(PathBuf::from(file));
-    let plan = Plan { file, kept, super_frames, max_packets: None, comment: None };
+    let output = Sink::Path(PathBuf::from(file));
+    let plan = Plan { output, kept, super_frames, max_packets: None, comment: None };
     Recorder::begin(plan, NOW, "fuzz").unwrap()
 }
 

@@ -3,28 +3,32 @@
 use std::collections::BTreeMap;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, LabelSelectorRequirement};
+use mirror_core::destination::{is_key, is_qualified};
 
 /// A parsed selector. A type of its own, because clap keeps it as one value.
 #[derive(Debug, Clone, PartialEq)]
-pub(crate) struct Labels(pub(crate) LabelSelector);
+pub struct Labels(pub LabelSelector);
 
 /// Parses `app=web`, `app==web`, `app!=web`, `app in (web, api)`, `app notin (web)`, `app` and `!app`, separated by
 /// commas. An empty text selects all pods.
 ///
+/// It refuses everything that the API server cannot read, because the API server authorises another request then
+/// (`apiserver/query.rs` of the agent).
+///
 /// # Errors
 ///
 /// A message for the user.
-pub(crate) fn parse(text: &str) -> Result<Labels, String> {
+pub fn parse(text: &str) -> Result<Labels, String> {
     let (mut labels, mut expressions) = (BTreeMap::new(), Vec::new());
-    for part in parts(text).into_iter().map(str::trim).filter(|_| !text.is_empty()) {
+    for part in parts(text).into_iter().map(trim).filter(|_| !text.is_empty()) {
         let bad = || {
             format!("{part:?} is not a selector: use app=web, app!=web, 'app in (web, api)', app or '!app'")
         };
         let set = |values: &str| {
-            let values = values.trim().strip_prefix('(').and_then(|values| values.strip_suffix(')'));
-            Ok::<_, String>(values.ok_or_else(bad)?.split(',').map(|value| value.trim().to_owned()).collect())
+            let values = trim(values).strip_prefix('(').and_then(|values| values.strip_suffix(')'));
+            Ok::<_, String>(values.ok_or_else(bad)?.split(',').map(|value| trim(value).to_owned()).collect())
         };
-        let one = |value: &str| vec![value.trim().to_owned()];
+        let one = |value: &str| vec![trim(value).to_owned()];
         let (key, operator, values) = if let Some(key) = part.strip_prefix('!') {
             (key, "DoesNotExist", None)
         } else if let Some((key, value)) = part.split_once("!=") {
@@ -38,9 +42,9 @@ pub(crate) fn parse(text: &str) -> Result<Labels, String> {
         } else {
             (part, "Exists", None)
         };
-        let is_plain = |word: &str| !word.contains(|c: char| " \t()=!,".contains(c));
-        let key = key.trim().to_owned();
-        if key.is_empty() || !is_plain(&key) || values.iter().flatten().any(|value| !is_plain(value)) {
+        let is_value = |value: &String| value.is_empty() || is_qualified(value);
+        let key = trim(key).to_owned();
+        if !is_key(&key) || !values.iter().flatten().all(is_value) {
             return Err(bad());
         }
         if operator != "=" {
@@ -56,6 +60,11 @@ pub(crate) fn parse(text: &str) -> Result<Labels, String> {
         match_labels: (!labels.is_empty()).then_some(labels),
         match_expressions: (!expressions.is_empty()).then_some(expressions),
     }))
+}
+
+/// Removes the white space that the API server skips.
+fn trim(text: &str) -> &str {
+    text.trim_matches([' ', '\t', '\r', '\n'])
 }
 
 /// Splits at the commas outside of parentheses.
@@ -101,9 +110,23 @@ mod tests {
 
     #[test]
     fn what_is_no_selector_is_refused() {
-        for text in
-            [" ", "app=web,", "app=web,app=api", "app in web", "a b", "=web", "!", "app=(web)", "app in (a,b"]
-        {
+        for text in [
+            " ",
+            "app=web,",
+            "app=web,app=api",
+            "app in web",
+            "a b",
+            "=web",
+            "!",
+            "app=(web)",
+            "app in (a,b",
+            "app=we$b",
+            "app=-web",
+            "app=web\u{a0}",
+            "a.io/b/app",
+            "A.io/app",
+            "/app",
+        ] {
             parse(text).unwrap_err();
         }
     }
