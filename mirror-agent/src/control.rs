@@ -4,6 +4,7 @@
 //! program                                       agent
 //!   {"of": {"capture": ...}, ...}\n       ─►    makes a ring, adds a capture, waits for a round of the loop
 //!    or {"of": {"mirror": ...}, ...}\n
+//!    or {"of": {"reader": ...}, ...}\n
 //!    or {"of": {"target": "live"}, ...}\n ─►    makes a ring, gives it to the target, waits for a round of the loop
 //!   (reads the ring)                      ◄─    one byte with the ring's descriptor, then {"target": ...}\n
 //!   (a recorder) {"used": ...}\n          ─►    keeps it for the metrics
@@ -46,15 +47,15 @@ use tokio::{
 };
 use tracing::info;
 
-pub use self::messages::{Answer, Request, Subject, Wanted, read_line, write_line};
+pub use self::messages::{Answer, ReaderOf, Request, Subject, Wanted, read_line, write_line};
 use self::messages::{receive_ring, write_answer};
 use crate::{
     accept,
     dataplane::rings::Rings,
-    model::{Directions, Name, PodId, ResourceId, RingId, TargetName},
+    model::{self, Directions, MirrorId, Name, Origin, PodId, Resource, ResourceId, RingId, TargetName},
     recording::Fill,
     report::{Keyed, Report, Reports},
-    select::{Capture, Readers},
+    select::{Capture, MAX_READERS, Policy, Readers, Wants},
     settings::{KEYS, Settings},
 };
 
@@ -72,19 +73,19 @@ const ANSWER: Duration = Duration::from_secs(PATIENCE.as_secs() + ROUND.as_secs(
 pub struct Control {
     readers: watch::Sender<Arc<Readers>>,
     rings: Rings,
-    targets: Arc<BTreeMap<TargetName, Destination>>,
+    policy: Arc<Policy>,
     /// The targets that still have the ring of a program that has ended.
     left: watch::Sender<BTreeSet<TargetName>>,
     fills: watch::Sender<BTreeMap<TargetName, Fill>>,
 }
 
 impl Control {
-    /// Creates an empty set of programs. The rings are created in `rings`; `targets` are those of the agent.
-    pub fn new(rings: Rings, targets: BTreeMap<TargetName, Destination>) -> Self {
+    /// Creates an empty set of programs. The rings are created in `rings`; `policy` is that of the agent.
+    pub fn new(rings: Rings, policy: Policy) -> Self {
         Self {
             readers: watch::Sender::new(Arc::default()),
             rings,
-            targets: Arc::new(targets),
+            policy: Arc::new(policy),
             left: watch::Sender::default(),
             fills: watch::Sender::default(),
         }
@@ -133,32 +134,35 @@ impl Control {
     fn add(&self, request: Request) -> anyhow::Result<(TargetName, RingId, OwnedFd)> {
         let Request { of, ring_bytes } = request;
         let mut readers = Readers::clone(&self.readers.borrow());
-        let added = match of {
+        let is_reader = matches!(of, Subject::Reader { .. });
+        let (wants, directions, settings) = match of {
             Subject::Capture { pods, interfaces, direction, settings } => {
-                let directions = Directions::from_name(&direction);
-                let directions = directions.ok_or_else(|| anyhow!("unknown direction {direction:?}"))?;
-                let settings = parse(&settings)?;
-                let capture = |ring| Capture { ring, pods, interfaces, directions, settings, resource: None };
-                self.add_capture(&mut readers, ring_bytes, capture)?
+                (Wants::Named { pods, interfaces }, directions(&direction)?, parse(&settings)?)
+            }
+            Subject::Reader { of, nics, direction, settings } => {
+                let (directions, settings) = (directions(&direction)?, parse(&settings)?);
+                let wants = match of {
+                    ReaderOf::Pods { namespace, name, labels } => {
+                        let (settings, none) = (settings.clone(), model::Request::default());
+                        let request = model::Request { nics, directions, settings, ..none };
+                        Wants::Reader(Box::new(Resource::of_reader(namespace, name, labels, request)))
+                    }
+                    ReaderOf::Interface(name) => {
+                        Wants::Named { pods: BTreeSet::new(), interfaces: [name].into() }
+                    }
+                };
+                (wants, directions, settings)
             }
             Subject::Mirror { namespace, name } => {
                 let name = name.parse::<Name>().map_err(|why| anyhow!(why))?;
-                let resource = Some(ResourceId { namespace: Some(namespace.clone()), name: name.clone() });
-                if readers.captures.iter().any(|capture| capture.resource == resource) {
+                let id = ResourceId { namespace: Some(namespace), name };
+                if readers.captures.iter().any(|capture| capture.stream() == Some(&id)) {
                     bail!(
-                        "another program reads the stream of the Mirror {namespace}/{name} on this node; a stream has one \
-                         reader at a time: stop that program first"
+                        "another program reads the stream of the {id} on this node; a stream has one reader at a time: stop \
+                         that program first"
                     );
                 }
-                let capture = |ring| Capture {
-                    ring,
-                    pods: BTreeSet::new(),
-                    interfaces: BTreeSet::new(),
-                    directions: Directions::Both,
-                    settings: Settings::default(),
-                    resource,
-                };
-                self.add_capture(&mut readers, ring_bytes, capture)?
+                (Wants::Stream(id), Directions::Both, Settings::default())
             }
             Subject::Target(name) => {
                 let target = self.stream(&name)?;
@@ -169,33 +173,50 @@ impl Control {
                 }
                 let (ring, fd) = self.rings.make(ring_bytes)?;
                 readers.streams.insert(target.clone(), ring);
-                (target, ring, fd)
+                self.readers.send_replace(Arc::new(readers));
+                return Ok((target, ring, fd));
             }
         };
-        self.readers.send_replace(Arc::new(readers));
-        Ok(added)
-    }
-
-    /// Adds a capture with a new ring.
-    fn add_capture(
-        &self,
-        readers: &mut Readers,
-        ring_bytes: u32,
-        capture: impl FnOnce(RingId) -> Capture,
-    ) -> anyhow::Result<(TargetName, RingId, OwnedFd)> {
+        let of_readers = readers.captures.iter().filter(|of| of.origin == Origin::Reader).count();
         if readers.captures.len() >= MAX_CAPTURES as usize {
             bail!("the limit of {MAX_CAPTURES} captures per node is reached; stop one of them");
         }
+        if is_reader && of_readers >= MAX_READERS {
+            bail!("the limit of {MAX_READERS} readers per node is reached");
+        }
         let (ring, fd) = self.rings.make(ring_bytes)?;
-        let capture = capture(ring);
+        let origin = if is_reader { Origin::Reader } else { Origin::Capture };
+        let capture = Capture { ring, origin, wants, directions, settings };
         let target = capture.target();
         readers.captures.push(capture);
+        self.readers.send_replace(Arc::new(readers));
         Ok((target, ring, fd))
+    }
+
+    /// The packets of the past that belong to the pods that a capture selects.
+    fn past_of(&self, capture: &Capture, report: &Report) -> Wanted {
+        let (id, named, filter) = match &capture.wants {
+            Wants::Reader(resource) => {
+                let filter = capture.settings.filter.as_ref().map(|filter| filter.text.clone());
+                (&resource.id, resource.named(), filter)
+            }
+            Wants::Stream(id) => match report.streams.get(id) {
+                Some(Keyed { named, filter, .. }) => (id, named.clone(), filter.clone()),
+                None => return Wanted::default(),
+            },
+            Wants::Named { .. } => return Wanted::default(),
+        };
+        let is_within = |pod: &&PodId| Some(&pod.namespace) == id.namespace.as_ref();
+        let present = report.pods.iter().flat_map(BTreeMap::keys).filter(is_within);
+        let except: BTreeSet<_> = present.map(PodId::to_string).collect();
+        let may_ask = id.namespace.as_ref().is_some_and(|namespace| self.policy.may_ask(namespace));
+        let of = if may_ask { &named - &except } else { BTreeSet::new() };
+        Wanted { of: Some(of), except, filter, ..Wanted::default() }
     }
 
     /// Returns the target of this name, if it is a stream.
     fn stream(&self, name: &str) -> anyhow::Result<TargetName> {
-        match self.targets.iter().find(|(target, _)| target.0.as_str() == name) {
+        match self.policy.targets.iter().find(|(target, _)| target.0.as_str() == name) {
             Some((target, Destination::Stream)) => Ok(target.clone()),
             Some((_, destination)) => {
                 bail!("target {name} is not a stream: its copies go to {destination}; read them there")
@@ -207,6 +228,11 @@ impl Control {
             }
         }
     }
+}
+
+/// Reads the directions of a capture, as a request has them.
+fn directions(name: &str) -> anyhow::Result<Directions> {
+    Directions::from_name(name).ok_or_else(|| anyhow!("unknown direction {name:?}"))
 }
 
 /// Reads the settings of a capture, as a request has them.
@@ -325,14 +351,8 @@ async fn round_with(
                 .get(target)
                 .map(|why| format!("nothing is copied for this command yet: {why}; the agent retries"));
             let capture = readers.captures.iter().find(|capture| capture.ring == id);
-            let skipped = capture.map(|capture| match &capture.resource {
-                Some(resource) => {
-                    past = past_of(resource, &report);
-                    problems_of_mirror(capture, &report)
-                }
-                None => problems(capture, &report),
-            });
-            let skipped = skipped.unwrap_or_default();
+            past = capture.map(|capture| control.past_of(capture, &report)).unwrap_or_default();
+            let skipped = capture.map(|capture| problems(capture, &report)).unwrap_or_default();
             unwritten.into_iter().chain(skipped).collect()
         }
         _ => vec!["the agent has not completed the request yet; it retries".into()],
@@ -340,26 +360,20 @@ async fn round_with(
     Answer { target: target.to_string(), problems, past }
 }
 
-/// The packets of the past that belong to the stream of a Mirror.
-fn past_of(resource: &ResourceId, report: &Report) -> Wanted {
-    let Some(Keyed { named, filter, .. }) = report.streams.get(resource) else { return Wanted::default() };
-    let is_within = |pod: &&PodId| Some(&pod.namespace) == resource.namespace.as_ref();
-    let present = report.pods.iter().flat_map(BTreeMap::keys).filter(is_within);
-    let except: BTreeSet<_> = present.map(PodId::to_string).collect();
-    Wanted { of: Some(named - &except), except, filter: filter.clone(), ..Wanted::default() }
-}
-
 /// The reasons why a capture is not installed as requested.
 fn problems(capture: &Capture, report: &Report) -> Vec<String> {
     let mirror = capture.mirror();
-    let is_asked = |namespace: &str, name: &str| capture.pods.contains(&(namespace.into(), name.into()));
+    let Wants::Named { pods, interfaces } = &capture.wants else {
+        return problems_of_selected(&mirror, report);
+    };
+    let is_asked = |namespace: &str, name: &str| pods.contains(&(namespace.into(), name.into()));
     let skipped = report.skipped.iter().filter(|skipped| match (&skipped.mirror, &skipped.pod) {
         (Some(of), _) if *of == mirror => true,
         // Another capture may select the pod, too.
         (_, Some(pod)) if skipped.mirror.is_none() || skipped.is_of_capture() => {
             is_asked(&pod.namespace, &pod.name)
         }
-        (None, None) => skipped.nic.as_ref().is_some_and(|nic| capture.interfaces.contains(nic)),
+        (None, None) => skipped.nic.as_ref().is_some_and(|nic| interfaces.contains(nic)),
         _ => false,
     });
     let said = skipped.map(|skipped| {
@@ -374,10 +388,10 @@ fn problems(capture: &Capture, report: &Report) -> Vec<String> {
     said.collect()
 }
 
-/// The same, for a Mirror.
-fn problems_of_mirror(capture: &Capture, report: &Report) -> Vec<String> {
-    let mirror = Some(capture.mirror());
-    let of = report.resources.iter().filter(|coverage| coverage.of.mirror == mirror);
+/// The same, for selected pods.
+fn problems_of_selected(mirror: &MirrorId, report: &Report) -> Vec<String> {
+    let all = report.resources.iter().chain(report.readers.values());
+    let of = all.filter(|coverage| coverage.of.mirror.as_ref() == Some(mirror));
     let said = of.flat_map(|coverage| {
         let refused = coverage.of.refused.iter().map(|(_, message)| message.clone());
         let pods = coverage.not_covered.iter().map(|of| match &of.nic {

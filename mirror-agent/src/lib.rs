@@ -11,6 +11,7 @@
 
 mod accept;
 pub mod admin;
+pub mod apiserver;
 mod backoff;
 pub mod cli;
 pub mod cmd;

@@ -267,6 +267,7 @@ fn register_report(
         unwritten: _,
         down: _,
         pods: _,
+        readers: _,
         coverage,
         resources: _,
         targets: _,

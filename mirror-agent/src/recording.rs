@@ -17,7 +17,7 @@
 //! The memory of a recorder is bounded: by [`Kept`], by some MiB of interface descriptions, and by 64 KiB of blocks
 //! that are not written yet, plus the segments of one record.
 
-use std::{fmt, io, os::fd::BorrowedFd, path::PathBuf, time::Duration};
+use std::{fmt, fs::File, io, os::fd::BorrowedFd, path::PathBuf, time::Duration};
 
 use mirror_capture::{
     frame::{Frame, VlanTag, Wire},
@@ -46,11 +46,10 @@ pub use self::{
 };
 
 /// Destination and retention of a recording.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug)]
 pub struct Plan {
-    /// The file; `None`: standard output. [`Kept::Files`] derives the names of its files from it. Otherwise an existing
-    /// file is replaced when the recording begins. Its mode is 0600, because packets are confidential.
-    pub file: Option<PathBuf>,
+    /// The destination.
+    pub output: Sink,
     /// Which packets are kept.
     pub kept: Kept,
     /// Frames stay as in the kernel: super-frames whole, checksums unfinished. Otherwise they become frames as on a
@@ -61,6 +60,18 @@ pub struct Plan {
     pub max_packets: Option<u64>,
     /// Free text for the beginning of the file.
     pub comment: Option<String>,
+}
+
+/// The destination of a recording.
+#[derive(Debug)]
+pub enum Sink {
+    /// A file. [`Kept::Files`] derives the names of its files from it. Otherwise an existing file is replaced when the
+    /// recording begins. Its mode is 0600, because packets are confidential.
+    Path(PathBuf),
+    /// Standard output.
+    Stdout,
+    /// The open end of a pipe.
+    Pipe(File),
 }
 
 /// Which packets are kept, and where they are until they are written.
@@ -259,7 +270,7 @@ impl Recorder {
     /// `application` is the program's name and version, for the file.
     pub fn begin(plan: Plan, started: Clock, application: &str) -> anyhow::Result<Self> {
         let interfaces = Interfaces::new(application, plan.comment.as_deref(), started.wall_ns);
-        let store = Store::begin(plan.file, plan.kept, &interfaces)?;
+        let store = Store::begin(plan.output, plan.kept, &interfaces)?;
         let max_packets = plan.max_packets.unwrap_or(u64::MAX);
         Ok(Self {
             started,
@@ -287,8 +298,8 @@ impl Recorder {
         self.note(described);
     }
 
-    /// Appends a block of another recording, before any source is added: the packets of the past, their interfaces and
-    /// counters. Only for [`Kept::All`].
+    /// Appends notes, or, before any source is added, a block of another recording: the packets of the past, their
+    /// interfaces and counters. Only for [`Kept::All`].
     pub fn append(&mut self, block: &[u8]) -> anyhow::Result<Progress> {
         match block.first_chunk().map(|kind| u32::from_le_bytes(*kind)) {
             Some(SECTION) | None => return Ok(self.progress),
@@ -299,6 +310,12 @@ impl Recorder {
         let described = self.store.describe(block);
         self.note(described);
         self.failure.take().map_or(Ok(self.progress), Err)
+    }
+
+    /// Writes the counters of each interface so far, at this time of `CLOCK_MONOTONIC`. Only for [`Kept::All`].
+    pub fn count(&mut self, now_ns: u64) -> anyhow::Result<Progress> {
+        let counters = self.interfaces.statistics(self.started.wall_at(now_ns));
+        self.append(&counters)
     }
 
     /// Notes the newest counters of a session. A file contains the last ones that were noted before its end.

@@ -57,6 +57,8 @@ pub struct Report {
     pub coverage: BTreeMap<Device, NicCoverage>,
     /// The Mirrors and ClusterMirrors that select pods of this node, with their state.
     pub resources: Vec<Coverage>,
+    /// The readers of the API that select pods of this node, with their state, by their rings.
+    pub readers: BTreeMap<RingId, Coverage>,
     /// The wanted mirrors.
     pub mirrors: Mirrors,
     /// The mirrors of an earlier agent that existed when this agent started.
@@ -165,6 +167,7 @@ impl Default for Report {
             pods: None,
             coverage: BTreeMap::new(),
             resources: Vec::new(),
+            readers: BTreeMap::new(),
             mirrors: Mirrors::new(),
             found: Arc::default(),
             targets: Vec::new(),

@@ -194,7 +194,7 @@ fn pod_nic(text: &str) -> Result<PodNic, String> {
     };
     let which = if which.contains('=') {
         Which::Labelled(which.split(',').map(label).collect::<Result<_, _>>()?)
-    } else if which.len() <= 253 && which.split('.').all(is_label) {
+    } else if is_subdomain(which) {
         Which::Named(which.to_owned())
     } else {
         return Err(format!("{which:?} is not a name of a pod"));
@@ -211,15 +211,21 @@ fn label(text: &str) -> Result<(String, String), String> {
 }
 
 /// Whether a text is the key of a label: a name, with an optional prefix of a DNS name and a slash.
-fn is_key(key: &str) -> bool {
+pub fn is_key(key: &str) -> bool {
     let (prefix, name) = key.split_once('/').map_or((None, key), |(prefix, name)| (Some(prefix), name));
-    prefix.is_none_or(|prefix| prefix.len() <= 253 && prefix.split('.').all(is_label)) && is_qualified(name)
+    prefix.is_none_or(is_subdomain) && is_qualified(name)
 }
 
-/// Whether a text is the name or the value of a label. Kubernetes allows empty values; here they would be a mistake.
-fn is_qualified(text: &str) -> bool {
+/// Whether a text is the name or the value of a label. Kubernetes allows empty values; in a target they would be a
+/// mistake.
+pub fn is_qualified(text: &str) -> bool {
     let is_inner = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
     text.len() <= 63 && text.bytes().all(is_inner) && ends_with(text, |end| end.is_ascii_alphanumeric())
+}
+
+/// Whether a text is a DNS subdomain, as the names of pods and nodes are.
+pub fn is_subdomain(text: &str) -> bool {
+    text.len() <= 253 && text.split('.').all(is_label)
 }
 
 /// Whether a text is a DNS label. A part of a pod's name can be longer than 63 bytes.

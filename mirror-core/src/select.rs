@@ -26,7 +26,7 @@ use mirror_common::verdict::TapKind;
 
 pub use self::attachments::Attachment;
 pub use self::bad::{BadAnnotation, Problem};
-pub use self::captures::{Capture, Readers};
+pub use self::captures::{Capture, MAX_READERS, Readers, Wants};
 pub use self::choice::{Choice, MIRROR, NICS, OVN_MIRROR, PREFIX, Wanted, choose};
 pub use self::coverage::{Coverage, Installed, NotCovered, coverage};
 pub use self::filters::Filters;
@@ -70,9 +70,11 @@ impl Skipped {
     /// Whether the reason concerns this mirror, which must not be the mirror `default`.
     fn concerns(&self, mirror: &MirrorId) -> bool {
         match &self.mirror {
-            Some(of) => of == mirror,
+            Some(of) if of == mirror => true,
+            // If only captures want the pod, a reason that concerns the pod has the name of the first one.
+            Some(_) if !(self.is_of_capture() && mirror.0.is_capture()) => false,
             // A reason without the name of a mirror concerns the pod, or the mirror `default`.
-            None => !self.why.is_of_one_mirror(),
+            _ => !self.why.is_of_one_mirror(),
         }
     }
 

@@ -88,7 +88,7 @@ pub(super) async fn run_alone(
         when_read::watch(dataplane.unread())?;
     }
     let mirrors = mirror.map_or_else(|| MirrorIfaces::new(None, true), mirrors);
-    let readers = Control::new(dataplane.rings(), policy.targets.clone());
+    let readers = Control::new(dataplane.rings(), policy.clone());
     let metrics = LoopMetrics::new()?;
     let mut reconciler = Reconciler::new(NoPods, links, dataplane, readers.watch(), policy, mirrors, metrics);
     // There is no HTTP server, so there are no problems with one.

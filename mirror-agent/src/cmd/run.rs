@@ -123,7 +123,7 @@ async fn follow(
     }
     let source = pods.state();
     let rings = dataplane.rings();
-    let readers = Control::new(rings.clone(), policy.targets.clone());
+    let readers = Control::new(rings.clone(), policy.clone());
     let mut reconciler =
         Reconciler::new(pods, links, dataplane, readers.watch(), policy, mirrors, metrics.clone());
     let reports = reconciler.reports();

@@ -3,7 +3,8 @@
 //! The running agent of the node creates the capture, or gives this command the copies for one of its targets, and this
 //! command reads the ring (`control`). If no agent runs, the command runs the loop itself, for interfaces, and sends
 //! itself the same request. [`sessions`] finds the sessions whose packets arrive, [`losses`] counts their lost packets,
-//! [`past`] asks a recorder for earlier packets, and [`memory`] checks the container's memory limit.
+//! [`past`] asks a recorder for earlier packets, and [`memory`] checks the container's memory limit. [`stream`] reads in
+//! the same way for a reader of the API.
 //!
 //! With `--since`, the recorder is asked when the sessions exist, for the packets until that moment; earlier ones in the
 //! ring are skipped. So no packet is missing in between. A packet that two sessions copied around that moment can be
@@ -18,7 +19,8 @@ mod recorder;
 mod sessions;
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::BTreeMap,
+    fs::File,
     future::{Future, pending},
     io::{self, IsTerminal as _},
     os::unix::net::UnixStream as StdStream,
@@ -32,29 +34,72 @@ use tokio::{
     io::AsyncReadExt as _,
     net::UnixStream,
     signal::unix::{SignalKind, signal},
-    sync::mpsc,
+    sync::{mpsc, oneshot},
     time::{Instant, sleep_until},
 };
 use tracing::{info, warn};
 
-pub use self::recorder::recorder;
-use self::{
-    past::Past,
-    reading::{Ask, Reading},
-    sessions::Sessions,
-};
+use self::{past::Past, reading::Reading, sessions::Sessions};
+pub use self::{reading::Ask, recorder::recorder};
 use super::{attach::run_alone, stop_signal};
 use crate::{
     cli::{CaptureArgs, Keep, SubjectArgs, TailArgs},
-    control::{self, Request, Subject, Wanted},
+    control::{self, ReaderOf, Request, Subject as Of, Wanted},
     dataplane::{pins::Pins, rings::RingReader},
-    model::Actual,
-    recording::{Clock, Excerpt, Kept, Plan, Recorder},
+    model::{Actual, Name, RingId, TargetName},
+    recording::{Clock, Excerpt, Kept, Plan, Recorder, Sink},
     select::Policy,
+    settings::FILTER,
 };
 
 /// The application name in the files.
 const APPLICATION: &str = concat!("podmirror ", env!("PODMIRROR_VERSION"));
+
+/// The packets to read.
+#[derive(Debug, Clone)]
+pub struct Subject {
+    /// The request to the agent.
+    pub request: Request,
+    /// The directory of the agent's `--bpffs`.
+    pub bpffs: PathBuf,
+    /// The packets of the past to begin with.
+    pub since: Option<Since>,
+    /// The time after which the reading ends.
+    pub duration: Option<Duration>,
+}
+
+impl Subject {
+    fn new(args: SubjectArgs, since: Option<Since>) -> Self {
+        let settings = args.settings();
+        let SubjectArgs { interfaces, pods, target, mirror, direction, duration, buffer, state, .. } = args;
+        let of = match (target, mirror) {
+            (Some(target), _) => Of::Target(target.to_string()),
+            (_, Some((namespace, name))) => Of::Mirror { namespace, name },
+            (None, None) => Of::Capture {
+                pods: pods.into_iter().collect(),
+                interfaces: interfaces.into_iter().collect(),
+                direction: direction.unwrap_or_default().name().to_owned(),
+                settings,
+            },
+        };
+        Self { request: Request { of, ring_bytes: buffer }, bpffs: state.bpffs, since, duration }
+    }
+
+    /// The target whose copies are read.
+    fn target(&self) -> Option<TargetName> {
+        let Of::Target(name) = &self.request.of else { return None };
+        name.parse().ok().map(TargetName)
+    }
+}
+
+/// The packets of the past that the user wants.
+#[derive(Debug, Clone, Copy)]
+pub struct Since {
+    /// The time before the beginning of the command.
+    pub time: Duration,
+    /// No later packets are wanted.
+    pub is_all: bool,
+}
 
 /// Reads packets as they arrive.
 pub async fn tail(args: TailArgs) -> anyhow::Result<()> {
@@ -62,21 +107,28 @@ pub async fn tail(args: TailArgs) -> anyhow::Result<()> {
     if is_stdout && io::stdout().is_terminal() {
         bail!("packets are not for a terminal: use -w FILE, or a pipe, as in `... | tcpdump -nr -`");
     }
-    let file = (!is_stdout).then_some(args.write);
+    let output = if is_stdout { Sink::Stdout } else { Sink::Path(args.write) };
     let TailArgs { subject, since, no_follow, .. } = args;
     if let (Some(target), Some(_), false) = (&subject.target, since, no_follow) {
         bail!("the recorder of target {target} reads on, and a stream has one reader: use --no-follow");
     }
-    run(subject, file, Kept::All, since.map(|time| Since { time, is_all: no_follow })).await
+    run(subject, output, Kept::All, since.map(|time| Since { time, is_all: no_follow })).await
 }
 
-/// The packets of the past that the user wants.
-#[derive(Clone, Copy)]
-struct Since {
-    /// The time before the beginning of the command.
-    time: Duration,
-    /// No later packets are wanted.
-    is_all: bool,
+/// Reads the packets of a reader of the API into a pipe until `stop`, and then writes the rest and the counters. When
+/// the agent has admitted the reader, `joined` gets its ring.
+pub async fn stream(
+    subject: &Subject,
+    pipe: File,
+    super_frames: bool,
+    asks: mpsc::Receiver<Ask>,
+    joined: oneshot::Sender<RingId>,
+    stop: impl Future<Output = ()>,
+) -> anyhow::Result<()> {
+    let agent = Pins::connect_control()?.context("no agent runs on this node")?;
+    let output = Sink::Pipe(pipe);
+    let plan = Plan { output, kept: Kept::All, super_frames, max_packets: None, comment: None };
+    read(agent, subject, plan, Some(asks), Some(joined), stop).await
 }
 
 /// Keeps packets in memory or in rotating files.
@@ -93,28 +145,24 @@ pub async fn capture(args: CaptureArgs) -> anyhow::Result<()> {
     let twice = memory::is_in_memory(&args.write).then_some("the file is in memory, too");
     let instead = ", or --rotate, which keeps nothing in memory";
     memory::check(kept, args.subject.buffer, twice, instead)?;
-    run(args.subject, Some(args.write), kept, None).await
+    run(args.subject, Sink::Path(args.write), kept, None).await
 }
 
-async fn run(
-    subject: SubjectArgs,
-    file: Option<PathBuf>,
-    kept: Kept,
-    since: Option<Since>,
-) -> anyhow::Result<()> {
-    subject.check()?;
-    let (super_frames, max_packets) = (subject.super_frames, subject.packets);
-    let plan = Plan { file, kept, super_frames, max_packets, comment: None };
+async fn run(args: SubjectArgs, output: Sink, kept: Kept, since: Option<Since>) -> anyhow::Result<()> {
+    args.check()?;
+    let (super_frames, max_packets) = (args.super_frames, args.packets);
+    let plan = Plan { output, kept, super_frames, max_packets, comment: None };
+    let subject = Subject::new(args, since);
     // First, so that from here on Ctrl-C leads to the clean-up.
     let stop = stop_signal()?;
     tokio::pin!(stop);
     let _open = tokio::select! {
-        open = pipe::has_reader(plan.file.as_deref()) => open,
+        open = pipe::has_reader(&plan.output) => open,
         () = &mut stop => return Ok(()),
     };
-    // A recorder knows pods and interfaces by their names, and only an agent knows those of a Mirror.
+    // A recorder knows pods and interfaces by their names, and only an agent knows selected pods.
     if let Some(since @ Since { is_all: true, .. }) = since
-        && subject.mirror.is_none()
+        && matches!(subject.request.of, Of::Capture { .. } | Of::Target(_))
     {
         let wanted = wanted(&subject, since, None)?;
         return tokio::select! {
@@ -122,61 +170,61 @@ async fn run(
             () = stop => Ok(()),
         };
     }
-    match (Pins::connect_control()?, &subject.target) {
-        (Some(agent), _) => read(agent, &subject, plan, since, stop).await,
-        (None, Some(target)) => {
+    // Without a buffer in memory, SIGUSR1 keeps its default action and ends the process.
+    let asks = matches!(plan.kept, Kept::Last(_)).then(asks_by_signal).transpose()?;
+    match (Pins::connect_control()?, &subject.request.of) {
+        (Some(agent), _) => read(agent, &subject, plan, asks, None, stop).await,
+        (None, Of::Target(target)) => {
             bail!(
                 "no agent is running on this node, and the copies for target {target} need one; start \
                  it with `mirror-agent run --define-target {target}=stream`"
             )
         }
-        (None, None) if !subject.pods.is_empty() || subject.mirror.is_some() => {
-            bail!("no agent is running on this node, so pods cannot be found; name interfaces instead")
-        }
-        (None, None) => {
+        (None, Of::Capture { pods, .. }) if pods.is_empty() => {
             let is_left = |installed: &Actual| *installed != Actual::empty(installed.capacity);
             let work = async {
                 let agent = Pins::connect_control()?
                     .context("cannot reach the control socket that was just created")?;
-                read(agent, &subject, plan, since, stop).await
+                read(agent, &subject, plan, asks, None, stop).await
             };
             let policy = Policy { targets: BTreeMap::new(), ..Policy::default() };
-            run_alone(&subject.state.bpffs, None, policy, is_left, pending(), work).await
+            run_alone(&subject.bpffs, None, policy, is_left, pending(), work).await
+        }
+        (None, _) => {
+            bail!("no agent is running on this node, so pods cannot be found; name interfaces instead")
         }
     }
 }
 
 /// The packets of the past that belong to the subject: until now, or until the recorder answers if no later ones are
 /// wanted. `joined`: the agent's answer.
-fn wanted(subject: &SubjectArgs, since: Since, joined: Option<&mut Joined>) -> anyhow::Result<Wanted> {
+fn wanted(subject: &Subject, since: Since, joined: Option<&mut Joined>) -> anyhow::Result<Wanted> {
     let now_ns = Clock::now()?.monotonic_ns;
     let end_ns = if since.is_all { *Excerpt::ALL.times.end() } else { now_ns };
     let times = (now_ns.saturating_sub(since.time.as_nanos() as u64), end_ns);
-    let of_flags = |pods: &[(String, String)]| {
-        let pods = pods.iter().map(|(namespace, name)| format!("{namespace}/{name}"));
-        pods.chain(subject.interfaces.iter().cloned()).collect()
-    };
-    Ok(match joined {
-        Some(Joined { sessions, past, .. }) if subject.mirror.is_some() => {
+    Ok(match (joined, &subject.request.of) {
+        (Some(Joined { sessions, past, .. }), Of::Mirror { .. } | Of::Reader { .. }) => {
             let past = std::mem::take(past);
             let of = Some(&past.of.unwrap_or_default() | &sessions.names()?);
             Wanted { of, times, ..past }
         }
-        _ => {
-            let of = subject.target.is_none().then(|| of_flags(&subject.pods));
-            Wanted { of, except: BTreeSet::new(), filter: subject.filter.clone(), times }
+        (_, Of::Capture { pods, interfaces, settings, .. }) => {
+            let pods = pods.iter().map(|(namespace, name)| format!("{namespace}/{name}"));
+            let of = Some(pods.chain(interfaces.iter().cloned()).collect());
+            Wanted { of, filter: settings.get(FILTER).cloned(), times, ..Wanted::default() }
         }
+        _ => Wanted { times, ..Wanted::default() },
     })
 }
 
 /// Begins a recording with the packets of the past. If there are none, also returns the reason.
 async fn begin_with_past(
-    subject: &SubjectArgs,
+    subject: &Subject,
     wanted: &Wanted,
     mut plan: Plan,
     since: Since,
 ) -> anyhow::Result<(Recorder, anyhow::Result<()>)> {
-    let asked = Past::ask(subject.target.as_ref(), wanted).await;
+    let asked = Past::ask(subject.target().as_ref(), wanted).await;
     let words = match &asked {
         Ok(past) => past.words(since.time),
         Err(error) => format!("{NO_PAST}{error:#}"),
@@ -195,7 +243,7 @@ async fn begin_with_past(
 }
 
 /// Records the packets of the past alone.
-async fn read_past(subject: &SubjectArgs, wanted: &Wanted, plan: Plan, since: Since) -> anyhow::Result<()> {
+async fn read_past(subject: &Subject, wanted: &Wanted, plan: Plan, since: Since) -> anyhow::Result<()> {
     let (mut recorder, written) = begin_with_past(subject, wanted, plan, since).await?;
     recorder.wait_for_reader();
     recorder.finish(Clock::now()?.monotonic_ns)?;
@@ -205,9 +253,10 @@ async fn read_past(subject: &SubjectArgs, wanted: &Wanted, plan: Plan, since: Si
 /// Requests packets from an agent, and reads them to the end.
 async fn read(
     agent: StdStream,
-    subject: &SubjectArgs,
+    subject: &Subject,
     plan: Plan,
-    since: Option<Since>,
+    asks: Option<mpsc::Receiver<Ask>>,
+    told: Option<oneshot::Sender<RingId>>,
     stop: impl Future<Output = ()>,
 ) -> anyhow::Result<()> {
     tokio::pin!(stop);
@@ -215,9 +264,11 @@ async fn read(
         joined = join(agent, subject) => joined?,
         () = &mut stop => return Ok(()),
     };
-    // Without a buffer in memory, SIGUSR1 keeps its default action and ends the process.
-    let asks = matches!(plan.kept, Kept::Last(_)).then(asks_by_signal).transpose()?;
-    let (recorder, past_ns) = match since {
+    if let (Some(told), Some(ring)) = (told, joined.capture) {
+        // The receiver may have ended.
+        let _ = told.send(ring);
+    }
+    let (recorder, past_ns) = match subject.since {
         None => (Recorder::begin(plan, Clock::now()?, APPLICATION)?, 0),
         Some(since) => {
             let wanted = wanted(subject, since, Some(&mut joined))?;
@@ -251,7 +302,7 @@ async fn read(
         _ = agent.read_u8() => Err(anyhow!("the agent has ended, and the capture with it")),
     };
     let outcome = match is_ended {
-        Ok(true) if subject.target.is_some() => reading.let_go(&mut agent).await,
+        Ok(true) if matches!(subject.request.of, Of::Target(_)) => reading.let_go(&mut agent).await,
         outcome => outcome.map(|_| ()),
     };
     outcome.and(reading.finish(agent))
@@ -263,44 +314,41 @@ struct Joined {
     agent: UnixStream,
     /// The ring with the packets.
     ring: RingReader,
+    /// The id of the ring, for a capture.
+    capture: Option<RingId>,
     /// The sessions that write the packets.
     sessions: Sessions,
-    /// What the stream of a Mirror can begin with.
+    /// What the packets of selected pods can begin with.
     past: Wanted,
 }
 
 /// Requests packets from an agent.
-async fn join(agent: StdStream, subject: &SubjectArgs) -> anyhow::Result<Joined> {
-    let of = match (&subject.target, &subject.mirror) {
-        (Some(target), _) => Subject::Target(target.to_string()),
-        (_, Some((namespace, name))) => Subject::Mirror { namespace: namespace.clone(), name: name.clone() },
-        (None, None) => Subject::Capture {
-            pods: subject.pods.iter().cloned().collect(),
-            interfaces: subject.interfaces.iter().cloned().collect(),
-            direction: subject.direction.unwrap_or_default().name().to_owned(),
-            settings: subject.settings(),
-        },
-    };
-    let request = Request { of, ring_bytes: subject.buffer };
-    let pins = Pins::new(&subject.state.bpffs);
-    let before = subject.target.as_ref().map(|target| sessions::losses_before(&pins, target));
-    let (agent, ring, answer) = control::ask(agent, &request).await?;
+async fn join(agent: StdStream, subject: &Subject) -> anyhow::Result<Joined> {
+    let pins = Pins::new(&subject.bpffs);
+    let before = subject.target().map(|target| sessions::losses_before(&pins, &target));
+    let (agent, ring, answer) = control::ask(agent, &subject.request).await?;
     let mut sessions = Sessions::open(&pins, &answer.target, before.unwrap_or_default())?;
-    match (!sessions.names()?.is_empty(), &subject.target, &subject.mirror) {
-        (true, ..) => {}
-        (false, Some(target), _) => {
+    let has_sessions = !sessions.names()?.is_empty();
+    match &subject.request.of {
+        _ if has_sessions => {}
+        Of::Reader { of: ReaderOf::Pods { .. }, .. } => {}
+        Of::Target(target) => {
             warn!(%target, "no pod or interface of this node is mirrored to this target yet; waiting");
         }
-        (false, None, Some((namespace, name))) => {
+        Of::Mirror { namespace, name } => {
             warn!(mirror = format!("{namespace}/{name}"), "no pod of this node is mirrored yet; waiting");
         }
-        (false, None, None) if answer.problems.is_empty() => {
+        _ if answer.problems.is_empty() => {
             bail!("the agent has not attached the capture; `mirror-agent status` shows its failures")
         }
-        (false, None, None) => bail!("{}", answer.problems.join("; ")),
+        _ => bail!("{}", answer.problems.join("; ")),
     }
-    answer.problems.iter().for_each(|problem| warn!("{problem}"));
-    Ok(Joined { agent, ring: RingReader::new(ring, &pins)?, sessions, past: answer.past })
+    // A reader of the API gets the problems as notes.
+    if !matches!(subject.request.of, Of::Reader { .. }) {
+        answer.problems.iter().for_each(|problem| warn!("{problem}"));
+    }
+    let capture = Name::of_written(&answer.target).and_then(|name| name.capture_number()).map(RingId);
+    Ok(Joined { agent, ring: RingReader::new(ring, &pins)?, capture, sessions, past: answer.past })
 }
 
 /// Returns a receiver with an [`Ask::Save`] for each SIGUSR1.

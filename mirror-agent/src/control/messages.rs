@@ -15,6 +15,8 @@ use tokio::{
     net::UnixStream,
 };
 
+use crate::model::Selector;
+
 /// Maximum length of a request or an answer in bytes.
 const MOST_BYTES: u64 = 1 << 20;
 
@@ -43,6 +45,17 @@ pub enum Subject {
         /// The settings of the capture, by the keys of annotations.
         settings: BTreeMap<String, String>,
     },
+    /// Those of a reader of the API. Opt-outs, namespaces and limits apply to it as to a Mirror.
+    Reader {
+        /// The pods or the interface.
+        of: ReaderOf,
+        /// The names of the NICs; `None`: all NICs.
+        nics: Option<Vec<String>>,
+        /// [`Directions::name`].
+        direction: String,
+        /// The settings, by the keys of annotations.
+        settings: BTreeMap<String, String>,
+    },
     /// The copies for a stream target of the agent.
     Target(String),
     /// Those of the stream of a Mirror.
@@ -54,6 +67,23 @@ pub enum Subject {
     },
 }
 
+/// The packets of a reader of the API.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "snake_case")]
+pub enum ReaderOf {
+    /// Those of pods, including pods that start later.
+    Pods {
+        /// Their namespace; `None`: all namespaces.
+        namespace: Option<String>,
+        /// The name of the only pod.
+        name: Option<String>,
+        /// The selector of their labels.
+        labels: Selector,
+    },
+    /// Those of an interface of the node.
+    Interface(String),
+}
+
 /// The agent's answer.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Answer {
@@ -61,7 +91,8 @@ pub struct Answer {
     pub target: String,
     /// The reason for a refusal, or what is not mirrored as requested. The agent retries what can still succeed.
     pub problems: Vec<String>,
-    /// For the stream of a Mirror: what it can begin with, apart from the packets of its sessions' interfaces.
+    /// For the stream of a Mirror, and for the pods of a reader of the API: what it can begin with, apart from the packets
+    /// of its sessions' interfaces.
     pub past: Wanted,
 }
 

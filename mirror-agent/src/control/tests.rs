@@ -8,6 +8,10 @@ use tokio::{
 };
 
 use super::*;
+use crate::{
+    model::Selector,
+    select::{Coverage, Nics, NotCovered, Selected},
+};
 
 /// An agent with the stream `live`, and the reports of its loop.
 struct Agent {
@@ -17,8 +21,12 @@ struct Agent {
 
 impl Agent {
     fn new() -> Self {
-        let targets = [(live(), Destination::Stream)].into();
-        Self { control: Control::new(Rings::default(), targets), reports: watch::Sender::default() }
+        Self::with(Policy::default())
+    }
+
+    fn with(policy: Policy) -> Self {
+        let policy = Policy { targets: [(live(), Destination::Stream)].into(), ..policy };
+        Self { control: Control::new(Rings::default(), policy), reports: watch::Sender::default() }
     }
 
     /// An agent whose loop has done its first round.
@@ -60,6 +68,24 @@ impl Agent {
             settings: BTreeMap::new(),
         };
         self.ask_for(Request { of, ring_bytes })
+    }
+
+    /// A reader of the API asks for all pods.
+    fn ask_for_pods(&self) -> Asking {
+        let of = Subject::Reader {
+            of: ReaderOf::Pods { namespace: None, name: None, labels: Selector::default() },
+            nics: None,
+            direction: Directions::Both.name().to_owned(),
+            settings: BTreeMap::new(),
+        };
+        self.ask_for(Request { of, ring_bytes: 1 << 16 })
+    }
+
+    /// Waits until this program is admitted and this many programs read.
+    async fn admits(&self, asking: Asking, count: usize) -> (UnixStream, OwnedFd, Answer) {
+        self.readers(count).await;
+        self.round();
+        asking.await.unwrap().unwrap()
     }
 
     fn ask_for(&self, request: Request) -> Asking {
@@ -206,6 +232,63 @@ async fn all_room_for_rings_goes_from_one_program_to_the_next() {
     assert!(refused.contains("64 MiB are in use"), "{refused}");
 }
 
+/// Readers of the API, however many, leave two captures to root.
+#[tokio::test]
+async fn two_captures_are_left_for_root() {
+    let agent = Agent::ready();
+    let mut present = Vec::new();
+    for count in 1..=MAX_READERS {
+        present.push(agent.admits(agent.ask_for_pods(), count).await);
+    }
+    let refused = agent.ask_for_pods().await.unwrap().unwrap_err().to_string();
+    assert_eq!(refused, "the limit of 6 readers per node is reached");
+    for count in [7, 8] {
+        present.push(agent.admits(agent.ask_for_capture(1 << 16), count).await);
+    }
+    let refused = agent.ask_for_capture(1 << 16).await.unwrap().unwrap_err().to_string();
+    assert!(refused.contains("the limit of 8 captures per node"), "{refused}");
+    // A place of a reader goes to the next reader.
+    drop(present.remove(0));
+    agent.readers(7).await;
+    agent.round();
+    agent.admits(agent.ask_for_pods(), 8).await;
+}
+
+#[tokio::test]
+async fn a_reader_gets_the_reasons_for_its_own_pods() {
+    let agent = Agent::ready();
+    let asking = [agent.ask_for_pods(), agent.ask_for_pods()];
+    agent.readers(2).await;
+    let captures = agent.control.watch().borrow().captures.clone();
+    let coverage = |(capture, reason): (&Capture, &'static str)| {
+        let pod = PodId { namespace: "shop".into(), name: "web".into(), uid: "1".into() };
+        let (nic, message) = (None, format!("the reason is {reason}"));
+        let of = Selected {
+            id: ResourceId { namespace: None, name: Name::default() },
+            uid: String::new(),
+            generation: 0,
+            mirror: Some(capture.mirror()),
+            refused: None,
+            target: capture.target(),
+            nics: Nics::default(),
+            pods: [pod.clone()].into(),
+        };
+        let not_covered = [NotCovered { pod, nic, reason, message }].into();
+        (capture.ring, Coverage { of, covered: BTreeSet::new(), not_covered })
+    };
+    let readers = captures.iter().zip(["OptedOut", "NoNic"]).map(coverage).collect();
+    agent.reports.send_modify(|report| {
+        *report = Arc::new(Report { readers, ..Report::clone(report) });
+    });
+    agent.round();
+    let mut problems = Vec::new();
+    for asking in asking {
+        problems.extend(asking.await.unwrap().unwrap().2.problems);
+    }
+    problems.sort();
+    assert_eq!(problems, ["shop/web: the reason is NoNic", "shop/web: the reason is OptedOut"]);
+}
+
 /// The program waits longer than the agent, so it gets the reason.
 #[tokio::test(start_paused = true)]
 async fn an_agent_that_is_slow_says_so_before_the_program_gives_up() {
@@ -245,12 +328,36 @@ fn the_past_of_a_stream_is_that_of_its_own_pods() {
     };
     let pods = Some([pod("shop", "web"), pod("bank", "gone")].into());
     let report = Report { streams: streams.into(), pods, ..Report::default() };
+    let settings = parse(&[("filter".to_owned(), "icmp".to_owned())].into()).unwrap();
+    let past_of = |policy: Policy, wants: Wants| {
+        let (ring, settings) = (RingId(1), settings.clone());
+        let (origin, directions) = (Origin::Reader, Directions::Both);
+        let capture = Capture { ring, origin, wants, directions, settings };
+        Agent::with(policy).control.past_of(&capture, &report)
+    };
     for (name, expected) in [("labels", &[][..]), ("names", &["shop/gone"]), ("all", &["shop/*"])] {
-        let Wanted { of, except, filter, .. } = past_of(&id(name), &report);
+        let Wanted { of, except, filter, .. } = past_of(Policy::default(), Wants::Stream(id(name)));
         assert_eq!((of, except), (Some(set(expected)), set(&["shop/web"])), "{name}");
         assert_eq!(filter.as_deref(), Some("icmp"));
     }
-    assert_eq!(past_of(&id("unknown"), &report), Wanted::default());
+    assert_eq!(past_of(Policy::default(), Wants::Stream(id("unknown"))), Wanted::default());
+
+    let reader = |namespace: Option<&str>, name: Option<&str>| {
+        let (namespace, name) = (namespace.map(str::to_owned), name.map(str::to_owned));
+        let request = model::Request::default();
+        Wants::Reader(Box::new(Resource::of_reader(namespace, name, Selector::default(), request)))
+    };
+    for (namespace, name, expected) in [
+        (Some("shop"), None, &["shop/*"][..]),
+        (Some("shop"), Some("gone"), &["shop/gone"]),
+        (Some("shop"), Some("web"), &[]),
+        (None, Some("gone"), &[]),
+    ] {
+        let Wanted { of, filter, .. } = past_of(Policy::default(), reader(namespace, name));
+        assert_eq!((of, filter.as_deref()), (Some(set(expected)), Some("icmp")), "{namespace:?} {name:?}");
+    }
+    let excluded = Policy { exclude_namespaces: set(&["shop"]), ..Policy::default() };
+    assert_eq!(past_of(excluded, reader(Some("shop"), None)).of, Some(set(&[])));
 }
 
 #[test]

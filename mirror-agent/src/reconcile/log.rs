@@ -47,10 +47,11 @@ impl LogDedup {
 
     pub(super) fn skipped(&mut self, skipped: impl Iterator<Item = Skipped>) -> BTreeSet<Skipped> {
         let skipped: BTreeSet<_> = skipped.collect();
-        for Skipped { pod, nic, mirror, why } in skipped.difference(&self.skipped) {
+        for of @ Skipped { pod, nic, mirror, why } in skipped.difference(&self.skipped) {
             let pod = pod.as_ref().map(tracing::field::display);
             let mirror = mirror.as_ref().map(tracing::field::display);
-            if why.is_passing() {
+            // Whoever requested a capture gets its reasons.
+            if why.is_passing() || of.is_of_capture() {
                 info!(pod, nic, mirror, reason = why.name(), "{}: {why}", why.effect());
             } else {
                 warn!(pod, nic, mirror, reason = why.name(), "{}: {why}", why.effect());

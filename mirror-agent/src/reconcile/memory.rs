@@ -34,7 +34,7 @@ use crate::{
     },
     plan::{Misfit, Plan, Unfit, plan, retarget, stay_ended},
     report::{Keyed, Mirrors, Report},
-    select::{Choice, Filters, Policy, Readers, Selection, Skipped, Why, coverage},
+    select::{Choice, Coverage, Filters, Policy, Readers, Selection, Skipped, Why, coverage},
     settings::{Budget, Rate},
 };
 
@@ -236,10 +236,12 @@ impl Memory {
         report.down = mirror_core::targets::down(&desired.targets, why_down);
         let down = self.down_for_long(&report.down, now);
         let installed = installed(&desired, actual, &incomplete);
-        report.resources = match listed {
-            Some(_) => coverage(choice.selected, &installed, &report.skipped, &down),
-            None => Vec::new(),
-        };
+        let all = listed.map(|_| coverage(choice.selected, &installed, &report.skipped, &down));
+        let ring = |of: &Coverage| readers.of_api(of.of.mirror.as_ref()?);
+        let (of_readers, resources): (Vec<_>, _) =
+            all.unwrap_or_default().into_iter().partition(|of| ring(of).is_some());
+        report.resources = resources;
+        report.readers = of_readers.into_iter().filter_map(|of| Some((ring(&of)?, of))).collect();
         report.mirrors = mirrored(&choice.wanted, &desired, actual, &incomplete, &misfits);
         report.targets = self.target_states(mirror_targets, &desired, report);
         report.wanted = desired.taps.len();

@@ -99,7 +99,7 @@ fn of_session(session: &Session, stage: Stage) -> Option<Mirrored> {
     let is_asked = match session.origin {
         Origin::Annotation(_) | Origin::Mirror | Origin::ClusterMirror | Origin::Enforced => true,
         Origin::Policy => false,
-        Origin::Interface | Origin::Capture => return None,
+        Origin::Interface | Origin::Capture | Origin::Reader => return None,
     };
     Some(Mirrored { target: session.target.clone(), is_asked, stage })
 }

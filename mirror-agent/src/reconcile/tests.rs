@@ -32,7 +32,7 @@ use crate::{
         PodLinks, Program, Request, Resource, ResourceId, RingId, Selector, Session, Tap, TapHead, Target,
         TargetName, TargetResource,
     },
-    select::{Capture, MIRROR, Why},
+    select::{Capture, MIRROR, Wants, Why},
     settings::{Budget, KEYS, Rate, Settings, parse_filter},
 };
 
@@ -425,6 +425,7 @@ fn mirror_all(target: Option<&str>) -> Resource {
         is_enforced: false,
         namespaces: Selector::default(),
         pods: Selector::default(),
+        names: None,
         request: Ok(Request { target: target.map(str::to_owned), ..Request::default() }),
     }
 }
@@ -675,11 +676,13 @@ async fn a_pod_whose_process_is_not_there_yet_is_looked_for() {
 fn capture(interfaces: &[&str]) -> Capture {
     Capture {
         ring: RingId(4),
-        pods: [("default".to_owned(), "pod-1".to_owned())].into(),
-        interfaces: interfaces.iter().map(|name| (*name).to_owned()).collect(),
+        origin: Origin::Capture,
+        wants: Wants::Named {
+            pods: [("default".to_owned(), "pod-1".to_owned())].into(),
+            interfaces: interfaces.iter().map(|name| (*name).to_owned()).collect(),
+        },
         directions: Directions::Both,
         settings: Settings::default(),
-        resource: None,
     }
 }
 
@@ -720,6 +723,31 @@ async fn a_capture_comes_and_goes() {
     captures.send_replace(Arc::default());
     run_for(&mut world, Duration::from_secs(1)).await.unwrap();
     assert_eq!(world.dataplane.actual, before);
+}
+
+/// A reader of the API selects all pods, and one of them opts out. A reader is no resource, so no status has it.
+#[tokio::test(start_paused = true)]
+async fn a_reader_is_reported_while_it_reads() {
+    let of_all = Resource::of_reader(Some("default".into()), None, Selector::default(), Request::default());
+    let wants = Wants::Reader(Box::new(of_all));
+    let reader = Capture { origin: Origin::Reader, wants, ..capture(&[]) };
+    let readers = watch::Sender::new(captured(reader.clone()));
+    let mut world = world_with(readers.subscribe());
+    add_pod(&mut world, 1);
+    add_pod(&mut world, 2);
+    world.pods.0.as_mut().unwrap()[1].annotations.insert(MIRROR.into(), "false".into());
+    run_for(&mut world, TICK).await.unwrap();
+    let report = Report::clone(&world.reports().borrow());
+    let of = &report.readers[&RingId(4)];
+    let covered: Vec<_> = of.covered.iter().map(|pod| pod.name.as_str()).collect();
+    let others: Vec<_> = of.not_covered.iter().map(|of| (of.pod.name.as_str(), of.reason)).collect();
+    assert_eq!((covered, others), (vec!["pod-1"], vec![("pod-2", "OptedOut")]));
+    assert_eq!((report.readers.len(), report.resources, report.rings), (1, vec![], [RingId(4)].into()));
+    let session = &world.dataplane.actual.taps[&device(11)].tap.as_ref().unwrap().sessions[&reader.mirror()];
+    assert_eq!((session.origin, tapped(&world)), (Origin::Reader, vec![11]));
+    readers.send_replace(Arc::default());
+    run_for(&mut world, Duration::from_secs(1)).await.unwrap();
+    assert!(world.report.borrow().readers.is_empty());
 }
 
 /// A mirror copies to a stream. A program reads the stream, dies, and another one replaces it. A stream without a

@@ -17,7 +17,7 @@ use std::{
 use anyhow::anyhow;
 
 use super::{
-    PACKET, Progress,
+    PACKET, Progress, Sink,
     memory::{blocks, number},
     pipe,
 };
@@ -36,7 +36,7 @@ const STDOUT: &str = "standard output";
 #[derive(Debug)]
 pub(super) struct Output {
     file: File,
-    /// `None`: standard output.
+    /// `None`: standard output, or a pipe that was open.
     pub(super) path: Option<PathBuf>,
     /// Blocks that are not written yet.
     pending: Vec<u8>,
@@ -52,15 +52,19 @@ pub(super) struct Output {
 }
 
 impl Output {
-    /// Replaces the file with this path, or opens standard output (`None`).
-    pub(super) fn open(path: Option<PathBuf>) -> anyhow::Result<Self> {
-        let Some(path) = path else {
+    /// Replaces the file with this path, or opens standard output.
+    pub(super) fn open(to: Sink) -> anyhow::Result<Self> {
+        let file = match to {
+            Sink::Path(path) => {
+                let replaced = Self::replace(&path);
+                return replaced.map_err(|error| anyhow!("cannot create {}: {error}", path.display()));
+            }
             // Rust's own buffer is bypassed: it splits the bytes at newlines.
-            let file = io::stdout().as_fd().try_clone_to_owned();
-            let output = file.and_then(|file| Self::new(file.into(), None, None));
-            return output.map_err(|error| anyhow!("cannot write to {STDOUT}: {error}"));
+            Sink::Stdout => io::stdout().as_fd().try_clone_to_owned().map(File::from),
+            Sink::Pipe(file) => Ok(file),
         };
-        Self::replace(&path).map_err(|error| anyhow!("cannot create {}: {error}", path.display()))
+        let output = file.and_then(|file| Self::new(file, None, None));
+        output.map_err(|error| anyhow!("cannot write to {STDOUT}: {error}"))
     }
 
     /// Opens a file and truncates it. Pipes and devices stay what they are.

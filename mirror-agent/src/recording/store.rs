@@ -5,7 +5,7 @@
 use std::path::PathBuf;
 
 use super::{
-    Bound, Kept, Progress, Summary, interfaces::Interfaces, memory::Memory, output::Output,
+    Bound, Kept, Progress, Sink, Summary, interfaces::Interfaces, memory::Memory, output::Output,
     rotation::Rotation,
 };
 
@@ -35,27 +35,28 @@ pub(super) enum Store {
 }
 
 impl Store {
-    /// Opens the file, or standard output without one, and allocates the memory.
-    pub(super) fn begin(file: Option<PathBuf>, kept: Kept, interfaces: &Interfaces) -> anyhow::Result<Self> {
+    /// Opens the output, and allocates the memory.
+    pub(super) fn begin(to: Sink, kept: Kept, interfaces: &Interfaces) -> anyhow::Result<Self> {
         match kept {
             Kept::All => {
-                let mut output = Output::open(file)?;
+                let mut output = Output::open(to)?;
                 output.append(&interfaces.preamble())?;
                 Ok(Self::All(output))
             }
             Kept::First { bytes } => {
-                Ok(Self::First { memory: Memory::with_room(bytes)?, output: Output::open(file)?, bytes })
+                Ok(Self::First { memory: Memory::with_room(bytes)?, output: Output::open(to)?, bytes })
             }
             Kept::Last(bound) => {
                 let (bytes, span_ns) = match bound {
                     Bound::Bytes(bytes) => (bytes, u64::MAX),
                     Bound::Time(span) => (MAX_TIME_BYTES, u64::try_from(span.as_nanos()).unwrap_or(u64::MAX)),
                 };
-                let (memory, output) = (Memory::with_room(bytes)?, Output::open(file)?);
+                let (memory, output) = (Memory::with_room(bytes)?, Output::open(to)?);
                 Ok(Self::Last { output, memory, bytes, newest_ns: 0, span_ns })
             }
             Kept::Files { bytes, files } => {
-                Ok(Self::Files(Rotation::begin(&file.unwrap_or_default(), bytes, files, interfaces)?))
+                let path = if let Sink::Path(path) = to { path } else { PathBuf::new() };
+                Ok(Self::Files(Rotation::begin(&path, bytes, files, interfaces)?))
             }
         }
     }

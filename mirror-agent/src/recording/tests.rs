@@ -112,7 +112,7 @@ fn text(options: &[PcapNGOption<'_>], code: OptionCode) -> Option<String> {
 /// A plan that writes everything into this file.
 fn all(path: &Path) -> Plan {
     Plan {
-        file: Some(path.to_owned()),
+        output: Sink::Path(path.to_owned()),
         kept: Kept::All,
         super_frames: false,
         max_packets: None,

@@ -211,13 +211,15 @@ pub enum Origin {
     Mirror,
     /// An annotation.
     Annotation(Place),
-    /// A program that reads packets itself: `mirror-agent tail`.
+    /// A command of root that reads packets itself: `mirror-agent tail`.
     Capture,
+    /// A reader of the API. Unlike for a command of root, opt-outs, namespaces and limits apply.
+    Reader,
 }
 
 impl Origin {
     /// All origins, in the order of their numbers in the maps. Append new ones at the end.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 9] = [
         Self::Policy,
         Self::Interface,
         Self::Annotation(Place::Namespace),
@@ -226,6 +228,7 @@ impl Origin {
         Self::Mirror,
         Self::ClusterMirror,
         Self::Enforced,
+        Self::Reader,
     ];
 
     /// The name in `status`.
@@ -239,6 +242,7 @@ impl Origin {
             Self::Mirror => "mirror",
             Self::ClusterMirror => "cluster-mirror",
             Self::Enforced => "enforced-cluster-mirror",
+            Self::Reader => "reader",
         }
     }
 }
@@ -398,11 +402,11 @@ impl Desired {
         session.settings.snaplen.is_some() || target.is_some_and(|target| target.destination.is_tunnel())
     }
 
-    /// Counts the pods and interfaces that are mirrored, each once for any number of NICs. Captures are not limited, so
-    /// they do not count.
+    /// Counts the pods and interfaces that limits apply to, each once for any number of NICs. Captures of root are not
+    /// limited, so they do not count.
     pub fn owners(&self) -> usize {
-        let is_mirrored = |tap: &&Tap| tap.sessions.keys().any(|mirror| !mirror.0.is_capture());
-        let owners = self.taps.values().filter(is_mirrored).map(|tap| match &tap.head.owner.pod {
+        let is_limited = |tap: &&Tap| tap.sessions.values().any(|session| session.origin != Origin::Capture);
+        let owners = self.taps.values().filter(is_limited).map(|tap| match &tap.head.owner.pod {
             Some(pod) => (pod.uid.as_str(), ""),
             None => ("", tap.head.owner.nic.as_str()),
         });
@@ -413,6 +417,29 @@ impl Desired {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_pods_of_readers_have_a_share_of_the_limits_and_those_of_root_do_not() {
+        let tap = |(index, origin): (u32, Origin)| {
+            let pod = PodId { uid: index.to_string(), ..PodId::default() };
+            let session = Session {
+                directions: Directions::Both,
+                settings: Settings::default(),
+                target: TargetName::default(),
+                origin,
+                asked: 0,
+                key: None,
+            };
+            let head = TapHead::new(Owner { pod: Some(pod), ..Owner::default() }, TapKind::HostVeth);
+            (Device::on_node(IfIndex(index)), Tap { head, sessions: [(MirrorId::default(), session)].into() })
+        };
+        let owners = |origins: &[Origin]| {
+            let taps = (1..).zip(origins.iter().copied()).map(tap).collect();
+            Desired { taps, ..Desired::default() }.owners()
+        };
+        assert_eq!(owners(&[Origin::Mirror, Origin::Reader, Origin::Capture]), 2);
+        assert_eq!(owners(&[Origin::Capture]), 0);
+    }
 
     /// Names of NICs and devices can change while the pod runs. The mirror continues, with its budgets.
     #[test]

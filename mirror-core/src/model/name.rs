@@ -30,6 +30,11 @@ impl Name {
         self.0.starts_with(CAPTURE)
     }
 
+    /// The number of the capture with this name.
+    pub fn capture_number(&self) -> Option<u32> {
+        self.0.strip_prefix(CAPTURE)?.parse().ok()
+    }
+
     /// The name of the mirror of a `Mirror`. It contains a slash, so no annotation can choose it.
     pub fn of_mirror(name: &Self) -> Self {
         Self(format!("{}{name}", RESOURCES[0]))
@@ -127,6 +132,7 @@ mod tests {
     #[test]
     fn the_name_of_a_capture_can_be_read_back_and_cannot_be_typed() {
         let name = Name::of_capture(7);
+        assert_eq!((name.capture_number(), Name::default().capture_number()), (Some(7), None));
         assert!(name.as_str().parse::<Name>().is_err());
         assert_eq!(Name::of_written(name.as_str()), Some(name));
         assert_eq!(Name::of_written("ids"), "ids".parse().ok());

@@ -7,13 +7,15 @@ use std::{
     fmt,
 };
 
+use serde::{Deserialize, Serialize};
+
 use super::{Directions, MirrorId, Name, Origin, Pod, TargetName};
 use crate::{
     destination::Destination,
     settings::{Rate, Settings},
 };
 
-/// A `Mirror` or `ClusterMirror`.
+/// A `Mirror` or `ClusterMirror`, or the request of a reader of the API.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Resource {
     /// Kind, namespace and name.
@@ -30,19 +32,36 @@ pub struct Resource {
     pub namespaces: Selector,
     /// The pods that are selected in these namespaces.
     pub pods: Selector,
+    /// Of these, only the pods with these names. `None`: all of them.
+    pub names: Option<BTreeSet<String>>,
     /// The request, or an error message if it cannot be read.
     pub request: Result<Request, String>,
 }
 
 impl Resource {
+    /// The request of a reader of the API: for pods of a namespace, or of all namespaces without one.
+    pub fn of_reader(namespace: Option<String>, name: Option<String>, pods: Selector, of: Request) -> Self {
+        Self {
+            id: ResourceId { namespace, name: Name::default() },
+            uid: String::new(),
+            generation: 0,
+            created: 0,
+            is_enforced: false,
+            namespaces: Selector::default(),
+            pods,
+            names: name.map(|name| [name].into()),
+            request: Ok(of),
+        }
+    }
+
     /// Whether the resource selects a pod.
     pub fn selects(&self, pod: &Pod) -> bool {
         let is_there = match &self.id.namespace {
             Some(namespace) => pod.id.namespace == *namespace,
             None => self.namespaces.matches(&pod.namespace_labels),
         };
-        let is_named = |stream: &Stream| stream.pods.as_ref().is_none_or(|pods| pods.contains(&pod.id.name));
-        is_there && self.pods.matches(&pod.labels) && self.stream().is_none_or(is_named)
+        let is_named = self.names.as_ref().is_none_or(|names| names.contains(&pod.id.name));
+        is_there && is_named && self.pods.matches(&pod.labels)
     }
 
     /// The stream of the resource, if its copies go to a program with a key.
@@ -50,17 +69,12 @@ impl Resource {
         self.request.as_ref().ok()?.stream.as_ref()
     }
 
-    /// The pods that the stream of a Mirror selects without their labels, so also deleted pods: as `NAMESPACE/NAME`, or
+    /// The pods of a namespace that are selected without their labels, so also deleted pods: as `NAMESPACE/NAME`, or
     /// `NAMESPACE/*`.
     pub fn named(&self) -> BTreeSet<String> {
-        let (Some(stream), Some(namespace)) = (self.stream(), &self.id.namespace) else {
-            return BTreeSet::new();
-        };
-        let all = || BTreeSet::from(["*".to_owned()]);
-        let names = match self.pods == Selector::default() {
-            true => stream.pods.clone().unwrap_or_else(all),
-            false => BTreeSet::new(),
-        };
+        let namespace = self.id.namespace.as_ref().filter(|_| self.pods == Selector::default());
+        let Some(namespace) = namespace else { return BTreeSet::new() };
+        let names = self.names.clone().unwrap_or_else(|| BTreeSet::from(["*".to_owned()]));
         names.into_iter().map(|name| format!("{namespace}/{name}")).collect()
     }
 
@@ -91,13 +105,11 @@ pub struct Request {
     pub stream: Option<Stream>,
 }
 
-/// A stream to a program on the network: its key, and the pods that it reads.
+/// A stream to a program on the network.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Stream {
     /// The SHA-256 of the program's key.
     pub key_sha256: [u8; 32],
-    /// The names of the pods, among the selected ones. `None`: all of them.
-    pub pods: Option<BTreeSet<String>>,
 }
 
 /// The name of a resource in the cluster.
@@ -154,7 +166,8 @@ pub struct TargetResource {
 }
 
 /// A Kubernetes label selector. The default selects everything.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Selector {
     /// The labels that an object must have, with these values (`matchLabels`).
     pub labels: BTreeMap<String, String>,
@@ -163,7 +176,8 @@ pub struct Selector {
 }
 
 /// A condition of a selector on one label.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Requirement {
     /// The key of the label.
     pub key: String,
@@ -174,7 +188,7 @@ pub struct Requirement {
 }
 
 /// The operator of a condition.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Operator {
     /// The object has the label, with one of the values.
     In,

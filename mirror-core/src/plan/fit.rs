@@ -67,8 +67,8 @@ pub(super) fn fit(desired: &Desired, actual: &Actual) -> (BTreeMap<Device, Tap>,
         }
     }
     let (mut fitting, unfit) = fitting;
-    // In the kernel the limits are a flag of the mirrors' sessions, so a tap without mirrors is read back without
-    // limits.
+    // In the kernel the limits are a flag of sessions, which those of root's captures do not have. So a tap that has only
+    // these is read back without limits.
     for tap in fitting.values_mut() {
         tap.head.is_limited &= tap.sessions.values().any(|session| session.origin != Origin::Capture);
     }
@@ -92,7 +92,7 @@ pub(super) fn fits_beside(taps: &BTreeMap<Device, Tap>, actual: &Actual) -> bool
 
 /// The number of forms in which sessions copy, apart from captures.
 fn forms<'s>(sessions: impl Iterator<Item = &'s Session>) -> usize {
-    let mirrors = sessions.filter(|session| session.origin != Origin::Capture);
+    let mirrors = sessions.filter(|session| Rank::of(session.origin) != Rank::Capture);
     mirrors.map(|session| (&session.target, session.settings.snaplen)).collect::<BTreeSet<_>>().len()
 }
 
@@ -152,7 +152,7 @@ impl Rank {
     const fn of(origin: Origin) -> Self {
         match origin {
             Origin::Enforced => Self::Enforced,
-            Origin::Capture => Self::Capture,
+            Origin::Capture | Origin::Reader => Self::Capture,
             _ => Self::Mirror,
         }
     }

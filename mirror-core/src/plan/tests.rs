@@ -445,7 +445,7 @@ proptest! {
         prop_assert!(most <= in_use.len() + desired.targets.len());
     }
 
-    /// Captures take no slot from a mirror, not even captures that are already installed.
+    /// Captures, of root and of readers, take no slot from a mirror, not even captures that are already installed.
     #[test]
     fn captures_take_no_place_from_a_mirror(
         first in desired(), then in desired(), captured in any::<u64>(), capacity in worlds::capacity(),
@@ -456,7 +456,8 @@ proptest! {
             for (device, tap) in &mut desired.taps {
                 if captured >> (device.ifindex.0 % 64) & 1 == 1 && let Some(session) = tap.sessions.values().next() {
                     captures += 1;
-                    let session = Session { origin: Origin::Capture, ..session.clone() };
+                    let origin = if captures % 2 == 0 { Origin::Capture } else { Origin::Reader };
+                    let session = Session { origin, ..session.clone() };
                     tap.sessions.insert(MirrorId(Name::of_capture(captures)), session);
                 }
             }
@@ -464,7 +465,7 @@ proptest! {
         };
         let mirrors = |mut taps: BTreeMap<Device, Tap>| {
             for tap in taps.values_mut() {
-                tap.sessions.retain(|_, session| session.origin != Origin::Capture);
+                tap.sessions.retain(|mirror, _| !mirror.0.is_capture());
             }
             taps.retain(|_, tap| !tap.sessions.is_empty());
             taps

@@ -1,9 +1,9 @@
 //! The programs that read packets, and captures: mirrors that such a program requests.
 //!
 //! Pure. A program can also read the stream of a target, to which other mirrors copy ([`Readers`]). A capture names
-//! pods and interfaces, or a Mirror that has a stream. It is one more session on their taps, with a target of its own,
-//! so it changes no other mirror. `choose` and `select` add these sessions after all others; `resources` adds those of
-//! a Mirror.
+//! pods and interfaces, or selects pods as a Mirror does. It is one more session on their taps, with a target of its
+//! own, so it changes no other mirror. `choose` and `select` add these sessions after all others; `resources` adds those
+//! of selected pods.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -12,11 +12,14 @@ use mirror_common::{abi::MAX_SESSIONS_PER_TAP, verdict::TapKind};
 use super::{Policy, Selection, Skipped, Wanted, Why, claim};
 use crate::{
     model::{
-        Device, Directions, Link, LinkKind, LinkSnapshot, MirrorId, Name, Origin, Owner, Pod, ResourceId,
-        RingId, Session, Tap, TapHead, TargetName,
+        Device, Directions, Link, LinkKind, LinkSnapshot, MirrorId, Name, Origin, Owner, Pod, Resource,
+        ResourceId, RingId, Session, Tap, TapHead, TargetName,
     },
     settings::Settings,
 };
+
+/// Maximum number of captures of readers of the API on a node. The others of `MAX_CAPTURES` are left to root.
+pub const MAX_READERS: usize = 6;
 
 /// The programs that read packets now.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -32,6 +35,12 @@ impl Readers {
     /// The rings of all of them.
     pub fn rings(&self) -> BTreeSet<RingId> {
         self.captures.iter().map(|capture| capture.ring).chain(self.streams.values().copied()).collect()
+    }
+
+    /// The ring of the reader of the API that has this mirror.
+    pub fn of_api(&self, mirror: &MirrorId) -> Option<RingId> {
+        let mut readers = self.captures.iter().filter(|capture| capture.origin == Origin::Reader);
+        readers.find(|capture| capture.mirror() == *mirror).map(|capture| capture.ring)
     }
 
     /// The same readers except for the program that reads this ring.
@@ -50,20 +59,43 @@ pub struct Capture {
     /// The ring that the program reads. It also identifies the capture: the kernel never has two rings with the same
     /// id, so the remains of a killed agent are never taken for this capture.
     pub ring: RingId,
-    /// The pods, by namespace and name.
-    pub pods: BTreeSet<(String, String)>,
-    /// The interfaces of the node, by name.
-    pub interfaces: BTreeSet<String>,
+    /// The origin of its sessions: [`Origin::Capture`], or [`Origin::Reader`].
+    pub origin: Origin,
+    /// The packets to copy.
+    pub wants: Wants,
     /// The directions to copy.
     pub directions: Directions,
     /// The filter, the sample, the snap length and the like.
     pub settings: Settings,
-    /// The Mirror whose stream the program reads. Its pods, directions and settings replace those here, which are
-    /// empty.
-    pub resource: Option<ResourceId>,
+}
+
+/// The packets of a capture.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Wants {
+    /// Those of named pods and interfaces.
+    Named {
+        /// The pods, by namespace and name.
+        pods: BTreeSet<(String, String)>,
+        /// The interfaces of the node, by name.
+        interfaces: BTreeSet<String>,
+    },
+    /// The stream of a Mirror, which has its own directions and settings.
+    Stream(ResourceId),
+    /// Those of the pods that a reader of the API selects. The request has the directions and settings, too.
+    Reader(Box<Resource>),
 }
 
 impl Capture {
+    /// The request of a reader for pods.
+    pub(super) fn resource(&self) -> Option<&Resource> {
+        if let Wants::Reader(resource) = &self.wants { Some(resource) } else { None }
+    }
+
+    /// The Mirror whose stream the program reads.
+    pub fn stream(&self) -> Option<&ResourceId> {
+        if let Wants::Stream(id) = &self.wants { Some(id) } else { None }
+    }
+
     /// The name of the capture's mirror.
     pub fn mirror(&self) -> MirrorId {
         MirrorId(Name::of_capture(self.ring.0))
@@ -79,7 +111,7 @@ impl Capture {
             directions: self.directions,
             settings: self.settings.clone(),
             target: self.target(),
-            origin: Origin::Capture,
+            origin: self.origin,
             asked: 0,
             key: None,
         }
@@ -106,7 +138,8 @@ impl Capture {
         wanted: &mut Vec<Wanted<'a>>,
     ) -> Vec<Skipped> {
         let mut refused = Vec::new();
-        for (namespace, name) in &self.pods {
+        let Wants::Named { pods: named, .. } = &self.wants else { return refused };
+        for (namespace, name) in named {
             let is_named = |pod: &&Pod| pod.id.namespace == *namespace && pod.id.name == *name;
             let Some(pod) = pods.iter().find(is_named) else {
                 refused.push(self.skip(Why::NoSuchPod(format!("{namespace}/{name}"))));
@@ -130,7 +163,8 @@ impl Capture {
 
     /// Adds the capture's interfaces to the taps: to the existing tap of a device, or as a new tap.
     pub(super) fn select(&self, links: &LinkSnapshot, policy: &Policy, selection: &mut Selection) {
-        for name in &self.interfaces {
+        let Wants::Named { interfaces, .. } = &self.wants else { return };
+        for name in interfaces {
             if let Err(why) = self.select_interface(name, links, policy, selection) {
                 selection.skipped.push(Skipped { nic: Some(name.clone()), ..self.skip(why) });
             }

@@ -26,7 +26,7 @@ pub(super) const fn rank(origin: Origin) -> u32 {
         Origin::ClusterMirror | Origin::Mirror => 2,
         Origin::Annotation(Place::Namespace) => 3,
         Origin::Annotation(Place::Pod) => 4,
-        Origin::Capture => 5,
+        Origin::Capture | Origin::Reader => 5,
     }
 }
 
@@ -54,7 +54,7 @@ impl fmt::Display for Refusal {
     }
 }
 
-/// A resource that selects pods of this node.
+/// A resource, or the request of a reader, that selects pods of this node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Selected {
     /// Kind, namespace and name.
@@ -89,6 +89,8 @@ pub(super) struct Resources<'r> {
 /// A parsed resource.
 struct Read<'r> {
     resource: &'r Resource,
+    /// The program that reads its packets.
+    reader: Option<&'r Capture>,
     /// The resource's mirror on each pod. `None`: it has a stream that no program reads.
     mirror: Option<MirrorId>,
     /// The request, which is the same on each pod.
@@ -154,28 +156,28 @@ pub(super) struct Selecting<'s> {
 }
 
 impl<'r> Resources<'r> {
-    /// Parses the resources, except for their filters.
-    pub(super) fn read(resources: &'r [Resource], captures: &[Capture], policy: &Policy) -> Self {
+    /// Parses the resources, and the requests of readers, except for their filters.
+    pub(super) fn read(resources: &'r [Resource], captures: &'r [Capture], policy: &Policy) -> Self {
+        let streams: BTreeMap<_, _> =
+            captures.iter().filter_map(|capture| Some((capture.stream()?, capture))).collect();
+        let with_stream = |resource: &'r Resource| {
+            let reader = resource.stream().and_then(|_| streams.get(&resource.id).copied());
+            (resource, reader)
+        };
+        let of_readers = captures.iter().filter_map(|capture| Some((capture.resource()?, Some(capture))));
+        let read = |(resource, reader): (&'r Resource, Option<&'r Capture>)| {
+            let mirror = match resource.stream() {
+                None if reader.is_none() => Some(resource.id.mirror()),
+                _ => reader.map(Capture::mirror),
+            };
+            Read { resource, reader, mirror, asks: asks(resource, reader, policy) }
+        };
+        let read: Vec<_> = resources.iter().map(with_stream).chain(of_readers).map(read).collect();
         let mut by_namespace = BTreeMap::<_, Vec<_>>::new();
-        for (place, resource) in resources.iter().enumerate() {
+        for (place, Read { resource, .. }) in read.iter().enumerate() {
             by_namespace.entry(resource.id.namespace.as_deref()).or_default().push(place);
         }
-        let readers: BTreeMap<_, _> =
-            captures.iter().filter_map(|capture| Some((capture.resource.as_ref()?, capture))).collect();
-        let read = |resource: &'r Resource| {
-            let reader = readers.get(&resource.id).copied();
-            let mirror = match resource.stream() {
-                None => Some(resource.id.mirror()),
-                Some(_) => reader.map(Capture::mirror),
-            };
-            Read { resource, mirror, asks: asks(resource, reader, policy) }
-        };
-        Self {
-            read: resources.iter().map(read).collect(),
-            by_namespace,
-            pods: BTreeMap::new(),
-            not_allowed: BTreeMap::new(),
-        }
+        Self { read, by_namespace, pods: BTreeMap::new(), not_allowed: BTreeMap::new() }
     }
 
     /// Returns the resources that select a pod, and notes them. Those whose stream no program reads are left out.
@@ -237,22 +239,25 @@ impl Why {
 impl<'s> Selecting<'s> {
     /// The sort key among the mirrors of the pod.
     pub(super) fn place(&self) -> InQueue {
-        let Read { resource, .. } = self.read;
-        // Captures come last.
-        let origin = if resource.stream().is_some() { Origin::Capture } else { resource.origin() };
-        (rank(origin), resource.created, self.mirror.clone())
+        let Read { resource, reader, .. } = self.read;
+        // Captures come last, in the order in which they began: the kernel's ids of rings grow.
+        let (origin, created) = match reader {
+            Some(reader) => (reader.origin, reader.ring.0.into()),
+            None => (resource.origin(), resource.created),
+        };
+        (rank(origin), created, self.mirror.clone())
     }
 
     /// The resource's mirror on the pod. `narrowed`: why annotations exclude the pod.
     pub(super) fn draft(&self, pod: &Pod, policy: &Policy, narrowed: Option<&Why>) -> Result<Draft<'s>, Why> {
-        let Self { read: read @ Read { resource, asks, .. }, .. } = self;
+        let Self { read: read @ Read { resource, reader, asks, .. }, .. } = self;
         let origin = resource.origin();
         let namespace = &pod.id.namespace;
         let is_allowed = policy.allow_namespaces.as_ref().is_none_or(|allowed| allowed.contains(namespace));
         if policy.exclude_namespaces.contains(namespace) {
             return Err(Why::NamespaceExcluded);
         }
-        if origin == Origin::Mirror && !is_allowed {
+        if (origin == Origin::Mirror || reader.is_some()) && !is_allowed {
             return Err(Why::NamespaceNotAllowed);
         }
         match narrowed {
@@ -271,7 +276,7 @@ pub fn refusal(resource: &Resource) -> Option<(&'static str, String)> {
     asks.err().map(|why| why.told())
 }
 
-/// Parses the request of a resource. `reader` reads its stream.
+/// Parses the request of a resource. `reader` reads its packets.
 fn asks<'r>(resource: &'r Resource, reader: Option<&Capture>, policy: &Policy) -> Result<Draft<'r>, Why> {
     let refuse = |reason, message| Why::Refused(Refusal { resource: resource.id.clone(), reason, message });
     let Request { nics, directions, settings, filter, target, stream } =
@@ -292,10 +297,13 @@ fn asks<'r>(resource: &'r Resource, reader: Option<&Capture>, policy: &Policy) -
             refuse(Refusal::INVALID_SPEC, format!("spec.{error}"))
         })?,
     };
-    let (target, origin) = match stream {
+    let (target, origin) = match (reader, stream) {
+        (Some(reader), _) => (reader.target(), reader.origin),
         // Without a reader, no pod gets the session.
-        Some(_) => (reader.map(Capture::target).unwrap_or_default(), Origin::Capture),
-        None => (policy.target_named(Some(target.as_deref().unwrap_or(Name::DEFAULT)))?, resource.origin()),
+        (None, Some(_)) => (TargetName::default(), Origin::Capture),
+        (None, None) => {
+            (policy.target_named(Some(target.as_deref().unwrap_or(Name::DEFAULT)))?, resource.origin())
+        }
     };
     let session = Session { directions: *directions, settings, target, origin, asked, key: None };
     Ok(Draft { session, nics, filter })

@@ -132,8 +132,9 @@ impl<'a> Subject<'a> {
 
     /// Writes whether the pod is mirrored, and how certain this is.
     fn summary(&self, text: &mut Text) {
+        let of_captures = [Origin::Capture, Origin::Reader].map(Origin::name);
         let (captures, mirrors): (Vec<_>, Vec<_>) =
-            self.sessions().partition(|(_, session)| session.origin == Origin::Capture.name());
+            self.sessions().partition(|(_, session)| of_captures.contains(&session.origin.as_str()));
         let copying = mirrors.iter().filter(|(tap, session)| self.copies(tap, session)).count();
         let pod = self.pod;
         text.line(

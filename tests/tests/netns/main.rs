@@ -24,6 +24,7 @@ macro_rules! in_both_modes {
 
 mod admin;
 mod annotations;
+mod api_readers;
 mod attaching;
 mod bypass;
 mod choice;

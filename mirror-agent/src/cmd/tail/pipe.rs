@@ -10,7 +10,6 @@ use std::{
         fd::{BorrowedFd, OwnedFd},
         unix::fs::{FileTypeExt as _, OpenOptionsExt as _},
     },
-    path::Path,
     time::Duration,
 };
 
@@ -20,14 +19,16 @@ use tokio::{
 };
 use tracing::info;
 
+use crate::recording::Sink;
+
 /// Interval of the attempts to open a FIFO without a reader.
 const AGAIN: Duration = Duration::from_millis(50);
 
 /// Returns when the FIFO of this name has a reader, and at once for any other output. Opening a FIFO without a
 /// reader would block, and Ctrl-C would have no effect. The returned file keeps the reader from seeing EOF before the
 /// recording opens the FIFO.
-pub(super) async fn has_reader(path: Option<&Path>) -> Option<File> {
-    let path = path?;
+pub(super) async fn has_reader(output: &Sink) -> Option<File> {
+    let Sink::Path(path) = output else { return None };
     if !fs::metadata(path).is_ok_and(|found| found.file_type().is_fifo()) {
         return None;
     }

@@ -5,6 +5,7 @@
 use std::{ops::ControlFlow, time::Duration};
 
 use anyhow::Context as _;
+use mirror_capture::pcapng;
 use tokio::{
     net::UnixStream,
     sync::{mpsc, oneshot},
@@ -28,7 +29,11 @@ const COUNT: Duration = Duration::from_secs(1);
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// A request to a running recording.
-pub(super) enum Ask {
+pub enum Ask {
+    /// Write notes for the reader, each in JSON.
+    Notes(Vec<String>),
+    /// Write the counters of the interfaces.
+    Count,
     /// Write a file of the newest packets next to the recording's own file.
     Save,
     /// Return how full the memory is.
@@ -49,6 +54,14 @@ impl Ask {
     pub(super) fn answer(self, recorder: &mut Recorder) -> anyhow::Result<()> {
         let now = Clock::now()?;
         match self {
+            Self::Notes(notes) => {
+                let mut blocks = Vec::new();
+                notes.iter().for_each(|json| pcapng::note(&mut blocks, json));
+                recorder.append(&blocks)?;
+            }
+            Self::Count => {
+                recorder.count(now.monotonic_ns)?;
+            }
             Self::Save => match recorder.save(now.monotonic_ns) {
                 Ok(Some((file, packets))) => info!(file = %file.display(), packets, "saved"),
                 Ok(None) => {}
@@ -123,7 +136,10 @@ impl Reading {
                 guard = woken.readable() => guard.context("cannot wait for the ring")?.clear_ready(),
                 _ = look.tick() => {}
                 _ = count.tick() => self.count()?,
-                Some(ask) = async { self.asks.as_mut()?.recv().await }, if self.asks.is_some() => {
+                // A slow reader gets later counters, and notes without those that have changed since.
+                Some(ask) = async { self.asks.as_mut()?.recv().await },
+                    if self.asks.is_some() && !self.recorder.is_stalled() =>
+                {
                     // The answer includes everything that the taps have written until now.
                     let now_ns = Clock::now()?.monotonic_ns;
                     while let Batch::More = self.batch(now_ns)? {}

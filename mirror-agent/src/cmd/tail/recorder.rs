@@ -22,17 +22,17 @@ use tokio::{
 use tracing::{info, warn};
 
 use super::{
-    APPLICATION, Joined, join, memory,
+    APPLICATION, Joined, Subject, join, memory,
     reading::{Ask, Reading},
 };
 use crate::{
     accept,
-    cli::{RecorderArgs, SubjectArgs},
+    cli::RecorderArgs,
     cmd::stop_signal,
-    control::{self, Wanted},
+    control::{self, Request, Subject as Of, Wanted},
     dataplane::{lock::RecorderSocket, pins::Pins},
     filter,
-    recording::{Clock, Kept, Plan, Recorder, Snapshot},
+    recording::{Clock, Kept, Plan, Recorder, Sink, Snapshot},
 };
 
 /// Delay before the next attempt to reach an agent.
@@ -51,25 +51,12 @@ pub async fn recorder(args: RecorderArgs) -> anyhow::Result<()> {
     memory::check(kept, buffer, Some("`tail --since` gets a copy"), "")?;
     let stop = stop_signal()?;
     // It has no file, so it leaves nothing behind.
-    let file = Some(PathBuf::from("/dev/null"));
-    let plan = Plan { file, kept, super_frames, max_packets: None, comment: None };
+    let output = Sink::Path(PathBuf::from("/dev/null"));
+    let plan = Plan { output, kept, super_frames, max_packets: None, comment: None };
     let recorder = Recorder::begin(plan, Clock::now()?, APPLICATION)?;
     let (asks, asked) = mpsc::channel(1);
-    let subject = SubjectArgs {
-        interfaces: Vec::new(),
-        pods: Vec::new(),
-        target: Some(target.clone()),
-        mirror: None,
-        direction: None,
-        filter: None,
-        sample: None,
-        snaplen: None,
-        super_frames,
-        packets: None,
-        duration: None,
-        buffer,
-        state,
-    };
+    let request = Request { of: Of::Target(target.to_string()), ring_bytes: buffer };
+    let subject = Subject { request, bpffs: state.bpffs, since: None, duration: None };
     // An agent accepts one recorder at a time. While it was absent, another recorder may have used the target and the
     // socket.
     let listen = || {
@@ -87,7 +74,7 @@ type Listening = (JoinSet<()>, RecorderSocket);
 
 /// Records from one agent after the other.
 async fn record(
-    subject: &SubjectArgs,
+    subject: &Subject,
     mut recorder: Recorder,
     own_asks: mpsc::Sender<Ask>,
     mut asks: mpsc::Receiver<Ask>,
@@ -153,7 +140,7 @@ async fn report_fill(asks: &mpsc::Sender<Ask>, mut agent: WriteHalf<'_>) {
     }
 }
 
-async fn join_agent(subject: &SubjectArgs) -> anyhow::Result<Joined> {
+async fn join_agent(subject: &Subject) -> anyhow::Result<Joined> {
     let agent = Pins::connect_control()?;
     join(agent.context("no agent runs on this node")?, subject).await
 }

@@ -203,8 +203,10 @@ fn resource<K: Asks>(Bounded { object, is_too_large, .. }: &Bounded) -> Result<R
     };
     // A Mirror selects its own namespace.
     let namespaces = if namespace.is_some() { Selector::default() } else { select("namespaceSelector") };
+    let names = spec["stream"]["pods"].as_array();
     Ok(Resource {
         pods: select("podSelector"),
+        names: names.map(|names| names.iter().filter_map(Value::as_str).map(str::to_owned).collect()),
         namespaces,
         id: ResourceId { namespace, name },
         uid: text("uid"),
@@ -260,7 +262,7 @@ fn request(spec: MirrorSpec) -> Result<Request, String> {
 }
 
 fn stream(stream: mirror_api::Stream, has_target: bool) -> Result<Stream, String> {
-    let mirror_api::Stream { key_sha256, pods } = stream;
+    let mirror_api::Stream { key_sha256, pods: _ } = stream;
     let byte = |at: usize| u8::from_str_radix(key_sha256.get(2 * at..2 * at + 2)?, 16).ok();
     let hash = (0..32).map(byte).collect::<Option<Vec<_>>>().and_then(|bytes| bytes.try_into().ok());
     let is_hex = key_sha256.len() == 64 && key_sha256.bytes().all(|digit| digit.is_ascii_hexdigit());
@@ -271,9 +273,7 @@ fn stream(stream: mirror_api::Stream, has_target: bool) -> Result<Stream, String
         (_, true) => {
             Err("spec.stream and spec.targetRef are mutually exclusive: remove one of them".to_owned())
         }
-        (Some(key_sha256), false) => {
-            Ok(Stream { key_sha256, pods: pods.map(|pods| pods.into_iter().collect()) })
-        }
+        (Some(key_sha256), false) => Ok(Stream { key_sha256 }),
     }
 }
 

@@ -123,8 +123,8 @@ fn a_wrong_path_is_an_error_at_the_beginning() {
         let start = format!("cannot create {}", directory.path().join("none/web").display());
         assert!(error.starts_with(&start) && error.contains("No such file"), "{error}");
     }
-    for file in [None, Some("/".into())] {
-        let plan = Plan { file, ..rotation(&path, 1000, 1) };
+    for output in [Sink::Stdout, Sink::Path("/".into())] {
+        let plan = Plan { output, ..rotation(&path, 1000, 1) };
         let error = Recorder::begin(plan, STARTED, "test").unwrap_err().to_string();
         assert!(error.starts_with("several files need the path of a file"), "{error}");
     }
@@ -147,7 +147,7 @@ fn standard_output_is_a_file_like_any_other() {
     const NAME: &str = "recording::tests::files::standard_output_is_a_file_like_any_other";
     const IS_CHILD: &str = "RECORDS_TO_STDOUT";
     if env::var_os(IS_CHILD).is_some() {
-        let plan = Plan { file: None, ..all(Path::new("")) };
+        let plan = Plan { output: Sink::Stdout, ..all(Path::new("")) };
         let mut recorder = begin_with_two(plan);
         // With newlines, at which Rust's own buffer would flush.
         assert_eq!(record(&mut recorder, &frame(b'\n', 60)), Progress::GoesOn);

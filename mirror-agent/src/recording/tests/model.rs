@@ -168,8 +168,8 @@ proptest! {
         max_packets in option::of(0..40_u64),
     ) {
         let directory = tempfile::tempdir().unwrap();
-        let file = Some(directory.path().join("web.pcapng"));
-        let mut recorder = begin(Plan { file, kept, super_frames, max_packets, comment: None });
+        let output = Sink::Path(directory.path().join("web.pcapng"));
+        let mut recorder = begin(Plan { output, kept, super_frames, max_packets, comment: None });
         for step in &steps {
             match step {
                 Step::AddSource(serial) => recorder.add_source(&source(*serial)),

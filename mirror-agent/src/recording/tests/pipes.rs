@@ -4,10 +4,15 @@
 use std::{
     fs::File,
     io::{ErrorKind, Read as _},
+    iter,
     os::{fd::OwnedFd, unix::fs::OpenOptionsExt as _, unix::net::UnixStream},
     thread,
 };
 
+use mirror_capture::{
+    blocks::{Block, Blocks},
+    pcapng,
+};
 use nix::{
     fcntl::{FcntlArg, fcntl},
     sys::stat::Mode,
@@ -159,6 +164,36 @@ fn a_reader_that_is_gone_while_much_waits_ends_the_recording() {
     assert_eq!(recorder.end_batch().unwrap(), Progress::Complete);
     assert!(!recorder.is_pending() && !recorder.is_stalled());
     recorder.finish(9000).unwrap();
+}
+
+/// A reader of the API gets notes and counters while its recording goes on.
+#[test]
+fn notes_and_counters_are_written_on_the_way() {
+    let (mut reader, writer) = io::pipe().unwrap();
+    let output = Sink::Pipe(File::from(OwnedFd::from(writer)));
+    let mut recorder = begin_with_two(Plan { output, ..all(Path::new("")) });
+    let lose = |recorder: &mut Recorder, lost| {
+        recorder.note_counters(1, Counters { matched: lost + 1, lost, limited: 0 });
+        assert_eq!(record(recorder, &frame(1, 60)), Progress::GoesOn);
+    };
+    lose(&mut recorder, 2);
+    assert_eq!(recorder.count(6000).unwrap(), Progress::GoesOn);
+    let mut note = Vec::new();
+    pcapng::note(&mut note, "{}");
+    assert_eq!(recorder.append(&note).unwrap(), Progress::GoesOn);
+    lose(&mut recorder, 5);
+    assert_eq!(recorder.finish(9000).unwrap().files, Vec::<PathBuf>::new());
+    let (mut taken, mut blocks) = (Vec::new(), Blocks::default());
+    reader.read_to_end(&mut taken).unwrap();
+    blocks.push(&taken);
+    let of_first = |block| match block {
+        Block::Packet(_) => Some("packet".to_owned()),
+        Block::Statistics(of) => (of.interface == 0).then(|| format!("{:?} lost", of.lost)),
+        Block::Note(json) => Some(json),
+        _ => None,
+    };
+    let came: Vec<_> = iter::from_fn(|| blocks.pop().unwrap()).filter_map(of_first).collect();
+    assert_eq!(came, ["packet", "Some(2) lost", "{}", "packet", "Some(5) lost"]);
 }
 
 /// Service managers and remote shells use a socket as standard output.

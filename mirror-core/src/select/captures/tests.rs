@@ -6,7 +6,7 @@ use proptest::{collection::vec, option, prelude::*, sample};
 
 use super::*;
 use crate::{
-    model::IfIndex,
+    model::{IfIndex, Request, Selector},
     select::{
         MIRROR, choose, select,
         tests::{mk_node, mk_pod},
@@ -16,12 +16,20 @@ use crate::{
 fn capture(number: u32, pods: &[&str], interfaces: &[&str]) -> Capture {
     Capture {
         ring: RingId(number),
-        pods: pods.iter().map(|name| ("default".to_owned(), (*name).to_owned())).collect(),
-        interfaces: interfaces.iter().map(|name| (*name).to_owned()).collect(),
+        origin: Origin::Capture,
+        wants: Wants::Named {
+            pods: pods.iter().map(|name| ("default".to_owned(), (*name).to_owned())).collect(),
+            interfaces: interfaces.iter().map(|name| (*name).to_owned()).collect(),
+        },
         directions: Directions::Both,
         settings: Settings::default(),
-        resource: None,
     }
+}
+
+/// A reader of the API that selects all pods.
+fn reader(number: u32) -> Capture {
+    let of_all = Resource::of_reader(Some("default".into()), None, Selector::default(), Request::default());
+    Capture { origin: Origin::Reader, wants: Wants::Reader(Box::new(of_all)), ..capture(number, &[], &[]) }
 }
 
 /// The selection for pods and captures on a node where each pod has one NIC: `veth100` and so on.
@@ -85,8 +93,9 @@ fn what_a_capture_cannot_have_is_told() {
     let names: Vec<String> = (0..8).map(|number| format!("{MIRROR}.m{number}")).collect();
     let full: Vec<_> = names.iter().map(|name| (name.as_str(), "true")).collect();
     let pods = [hidden, mk_pod("full", &full)];
-    let mut of_hidden = capture(1, &[], &[]);
-    of_hidden.pods.insert(("secret".into(), "hidden".into()));
+    let secret = [("secret".into(), "hidden".into())].into();
+    let wants = Wants::Named { pods: secret, interfaces: BTreeSet::new() };
+    let of_hidden = Capture { wants, ..capture(1, &[], &[]) };
     for (capture, reason) in [
         (of_hidden, "NamespaceExcluded"),
         (capture(1, &["nosuch"], &[]), "NoSuchPod"),
@@ -101,25 +110,39 @@ fn what_a_capture_cannot_have_is_told() {
     }
 }
 
+/// Root and a reader of the API name the same interface. Limits apply to the reader alone.
+#[test]
+fn a_reader_of_an_interface_has_an_origin_of_its_own() {
+    let web = mk_pod("web", &[]);
+    let of_api = Capture { origin: Origin::Reader, ..capture(2, &[], &["veth100"]) };
+    let captures = [capture(1, &[], &["veth100"]), of_api];
+    let selection = select(&[], &captures, &mk_node(&[(&web, 2, 100)]), &Policy::default());
+    let sessions = selection.taps[&Device::on_node(IfIndex(100))].sessions.values();
+    let origins: Vec<_> = sessions.map(|session| (session.target.clone(), session.origin)).collect();
+    let expected = [Origin::Capture, Origin::Reader];
+    assert_eq!(origins, [0, 1].map(|at| (captures[at].target(), expected[at])));
+}
+
 proptest! {
     /// Every mirror has the same sessions at the same taps, with or without captures.
     #[test]
     fn captures_change_no_mirror(
         asked in vec(option::of(sample::select(vec!["true", "ingress", "false"])), 1..6),
         captures in vec((vec(0..6usize, 0..4), vec(100..106u32, 0..3)), 0..5),
-        enable_mirror: bool,
+        readers in 0..4u32, enable_mirror: bool,
     ) {
         let pods: Vec<_> = asked.iter().enumerate().map(|(number, asked)| {
             let annotations: Vec<_> = asked.iter().map(|asked| (MIRROR, *asked)).collect();
             mk_pod(&format!("pod{number}"), &annotations)
         }).collect();
-        let captures: Vec<_> = (1..).zip(captures).map(|(number, (of, devices))| {
+        let captures = (1..).zip(captures).map(|(number, (of, devices))| {
             let names: Vec<_> = of.iter().map(|number| format!("pod{number}")).collect();
             let devices: Vec<_> = devices.iter().map(|number| format!("veth{number}")).collect();
             let names: Vec<_> = names.iter().map(String::as_str).collect();
             let devices: Vec<_> = devices.iter().map(String::as_str).collect();
             capture(number, &names, &devices)
-        }).collect();
+        });
+        let captures: Vec<_> = captures.chain((6..6 + readers).map(reader)).collect();
         let policy = Policy { enable_mirror, ..Policy::default() };
         let before = selected(&pods, &[], &policy);
         let mut after = selected(&pods, &captures, &policy);

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::{
-    model::{Hidden, ResourceId},
+    model::{Hidden, Name, ResourceId},
     select::{Nics, Why},
 };
 use mirror_common::verdict::Direction;
@@ -30,6 +30,23 @@ fn a_stream_that_nobody_reads_covers_nothing_and_says_why() {
     let live = Selected { mirror: None, ..selected("live", Nics::default(), &["web", "db"]) };
     let expected = ["db", "web"].map(|pod| (pod.to_owned(), "NoReader".to_owned()));
     assert_eq!(told(&live, &["web"], &[]), expected);
+}
+
+/// If only captures want a pod, a reason that concerns the pod has the name of the first one.
+#[test]
+fn a_reason_that_concerns_a_pod_is_that_of_each_of_its_readers() {
+    let capture = |number| MirrorId(Name::of_capture(number));
+    let other = selected("other", Nics::default(), &[]).id.mirror();
+    let reasons = |why: Why| {
+        [capture(1), capture(2), other.clone()].map(|mirror| {
+            let of = Selected { mirror: Some(mirror), ..selected("x", Nics::default(), &["a"]) };
+            let skipped =
+                Skipped { pod: Some(pod("a")), nic: None, mirror: Some(capture(1)), why: why.clone() };
+            of_installed(&of, &Installed::new(), &[skipped])[0].1.clone()
+        })
+    };
+    assert_eq!(reasons(Why::NoNic), ["NoNic", "NoNic", "NotYet"]);
+    assert_eq!(reasons(Why::TooManyMirrors), ["TooManyMirrors", "NotYet", "NotYet"]);
 }
 
 /// The reasons for each pod, or `covered`.

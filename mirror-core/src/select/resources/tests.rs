@@ -13,7 +13,7 @@ use proptest::{collection::vec, option, prelude::*, sample};
 use super::*;
 use crate::{
     model::{Directions, MirrorId, Name, Operator, Place, Requirement, RingId, Selector, Stream},
-    select::{Choice, MIRROR, Unasked, Wanted, choose},
+    select::{Choice, MIRROR, Skipped, Unasked, Wanted, Wants, choose},
     settings::Settings,
 };
 
@@ -52,6 +52,7 @@ fn resource(namespace: Option<&str>, name: &str, settings: &[(&'static str, &str
         is_enforced: false,
         namespaces: Selector::default(),
         pods: Selector::default(),
+        names: None,
         request: Ok(request),
     }
 }
@@ -107,9 +108,9 @@ fn chosen<'a>(pods: &'a [Pod], resources: &[Resource], policy: &Policy) -> Choic
 
 /// A Mirror of `shop` with a stream.
 fn streaming(name: &str, pods: Option<&[&str]>) -> Resource {
-    let pods = pods.map(|pods| pods.iter().map(|pod| (*pod).to_owned()).collect());
-    let stream = Some(Stream { key_sha256: [7; 32], pods });
+    let stream = Some(Stream { key_sha256: [7; 32] });
     Resource {
+        names: pods.map(|pods| pods.iter().map(|pod| (*pod).to_owned()).collect()),
         request: Ok(Request { stream, filter: Some("tcp".into()), ..Request::default() }),
         ..resource(Some("shop"), name, &[])
     }
@@ -119,12 +120,19 @@ fn streaming(name: &str, pods: Option<&[&str]>) -> Resource {
 fn reader(name: &str, ring: u32) -> Capture {
     Capture {
         ring: RingId(ring),
-        pods: BTreeSet::new(),
-        interfaces: BTreeSet::new(),
+        origin: Origin::Capture,
+        wants: Wants::Stream(ResourceId { namespace: Some("shop".into()), name: name.parse().unwrap() }),
         directions: Directions::Both,
         settings: Settings::default(),
-        resource: Some(ResourceId { namespace: Some("shop".into()), name: name.parse().unwrap() }),
     }
+}
+
+/// A reader of the API with the request of this resource, through the ring of this number.
+fn api_reader(of: &Resource, ring: u32) -> Capture {
+    let (namespace, name) =
+        (of.id.namespace.clone(), of.names.as_ref().and_then(|names| names.first().cloned()));
+    let of = Resource::of_reader(namespace, name, of.pods.clone(), of.request.clone().unwrap());
+    Capture { origin: Origin::Reader, wants: Wants::Reader(Box::new(of)), ..reader("none", ring) }
 }
 
 /// The mirrors of the wanted pods, written as `web mirror/all both tcp`.
@@ -191,19 +199,13 @@ fn a_stream_is_a_capture_while_a_program_reads_it() {
 
 #[test]
 fn a_stream_knows_deleted_pods_only_where_it_needs_no_labels() {
-    let names = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect();
-    let [all, one] = [None, Some(&["db", "web-2"][..])].map(|pods| {
-        let pods = pods.map(names);
-        let mut resource = resource(Some("shop"), "live", &[]);
-        resource.request =
-            Ok(Request { stream: Some(Stream { key_sha256: [0; 32], pods }), ..Request::default() });
-        resource
-    });
+    let names = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<BTreeSet<_>>();
+    let [all, one] = [None, Some(&["db", "web-2"][..])].map(|pods| streaming("live", pods));
     assert_eq!([all.named(), one.named()], [names(&["shop/*"]), names(&["shop/db", "shop/web-2"])]);
     for of in [all, one] {
         assert_eq!(Resource { pods: with_labels(&[("app", "db")]), ..of }.named(), BTreeSet::new());
     }
-    assert_eq!(resource(Some("shop"), "mirror", &[]).named(), BTreeSet::new());
+    assert_eq!(resource(None, "of-all-namespaces", &[]).named(), BTreeSet::new());
 }
 
 #[test]
@@ -219,6 +221,16 @@ fn a_stream_takes_the_last_place_of_a_pod() {
         (has(0), has(1), refusals(&choice)),
         (false, true, vec!["web capture.4 TooManyMirrors".into()])
     );
+}
+
+#[test]
+fn the_older_reader_has_the_last_place_of_a_pod() {
+    let names: Vec<_> = (1..MAX_SESSIONS_PER_TAP).map(|number| format!("{MIRROR}.m{number}")).collect();
+    let most: Vec<_> = names.iter().map(|name| (name.as_str(), "true")).collect();
+    let pods = [pod("shop", "web", &most)];
+    let captures = [10, 9].map(|ring| api_reader(&resource(Some("shop"), "x", &[]), ring));
+    let choice = choose(&pods, &[], &captures, &Policy::default(), &mut Filters::default());
+    assert_eq!(refusals(&choice), ["web capture.10 TooManyMirrors"]);
 }
 
 #[test]
@@ -489,6 +501,63 @@ fn any_resource() -> impl Strategy<Value = Resource> {
 }
 
 proptest! {
+    /// A reader of the API gets the packets that Mirrors with its request would get, one in each of its namespaces, and
+    /// the same reasons where there are none.
+    #[test]
+    fn what_binds_a_mirror_binds_a_reader(
+        pods in vec(any_pod(), 1..6), of in any_resource(), name in option::of(sample::select(vec!["web", "db"])),
+        is_excluded: bool, is_gated: bool, enable_mirror: bool, annotations in prop::bool::weighted(0.8),
+    ) {
+        let numbered = |(number, mut pod): (usize, Pod)| {
+            pod.id.uid = format!("uid-{number}");
+            // No other mirror than `default`, which never takes the last place.
+            pod.annotations.retain(|key, _| key == MIRROR);
+            pod
+        };
+        let pods: Vec<_> = pods.into_iter().enumerate().map(numbered).collect();
+        let of = Resource {
+            is_enforced: false,
+            names: name.map(|name| [name.to_owned()].into()),
+            request: of.request.map(|request| Request { filter: None, ..request }),
+            ..of
+        };
+        let spaces = ["shop", "bank"].map(str::to_owned);
+        let within = spaces.iter().filter(|space| of.id.namespace.as_ref().is_none_or(|namespace| namespace == *space));
+        let mirrors: Vec<_> = within.map(|namespace| {
+            let id = ResourceId { namespace: Some(namespace.clone()), name: of.id.name.clone() };
+            Resource { id, ..of.clone() }
+        }).collect();
+        let policy = Policy {
+            enable_mirror,
+            annotations,
+            exclude_namespaces: is_excluded.then(|| "bank".to_owned()).into_iter().collect(),
+            allow_namespaces: is_gated.then(|| ["shop".to_owned()].into()),
+            ..Policy::default()
+        };
+        let captures = [api_reader(&of, 4)];
+        let read = choose(&pods, &[], &captures, &policy, &mut Filters::default());
+        let mirrored = chosen(&pods, &mirrors, &policy);
+        let outcome = |choice: &Choice<'_>, pod: &Pod, mirror: &MirrorId| {
+            let wanted = choice.wanted.iter().find(|wanted| wanted.pod.id == pod.id);
+            let session = wanted.and_then(|wanted| wanted.mirrors.get(mirror));
+            let is_refused =
+                |skipped: &&Skipped| skipped.pod.as_ref() == Some(&pod.id) && skipped.mirror.as_ref() == Some(mirror);
+            let why = choice.refused.iter().find(is_refused).map(|skipped| skipped.why.clone());
+            (session.map(|session| (session.directions, session.settings.clone())), why)
+        };
+        for pod in &pods {
+            let expected = outcome(&mirrored, pod, &mirrors[0].id.mirror());
+            prop_assert_eq!(outcome(&read, pod, &captures[0].mirror()), expected);
+        }
+        let sessions = read.wanted.iter().flat_map(|wanted| wanted.mirrors.values());
+        let of_reader: BTreeSet<_> =
+            sessions.filter(|session| session.target == captures[0].target()).map(|session| session.origin).collect();
+        prop_assert!(of_reader.is_subset(&[Origin::Reader].into()));
+        let selected: BTreeSet<_> = mirrored.selected.iter().flat_map(|of| of.pods.clone()).collect();
+        let of_reader: BTreeSet<_> = read.selected.iter().flat_map(|of| of.pods.clone()).collect();
+        prop_assert_eq!(of_reader, selected);
+    }
+
     /// Every pair of a resource and a pod that it selects has a session or a reason. Enforced resources always win, and
     /// no namespace affects another.
     #[test]

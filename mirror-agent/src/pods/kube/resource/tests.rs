@@ -89,12 +89,9 @@ fn a_mirror_can_have_a_stream_and_a_cluster_mirror_cannot() {
     let spec = json!({
         "podSelector": {}, "stream": {"keySha256": "0aff".repeat(16), "pods": ["web"]}, "namespaceSelector": {},
     });
-    let Resource { request, .. } = mirror(&json!({"podSelector": {}, "stream": spec["stream"]}));
+    let Resource { request, names, .. } = mirror(&json!({"podSelector": {}, "stream": spec["stream"]}));
     let stream = request.unwrap().stream.unwrap();
-    assert_eq!(
-        (&stream.key_sha256[..4], stream.pods),
-        (&[10, 255, 10, 255][..], Some(["web".to_owned()].into()))
-    );
+    assert_eq!((&stream.key_sha256[..4], names), (&[10, 255, 10, 255][..], Some(["web".to_owned()].into())));
     let why = cluster_mirror(&spec).request.unwrap_err();
     assert_eq!(why, "spec.stream is allowed only in a Mirror");
 }
