@@ -8,6 +8,7 @@ use std::{
     sync::{
         Arc,
         atomic::{AtomicBool, AtomicUsize, Ordering},
+        mpsc,
     },
     thread::{self, JoinHandle},
     time::Duration,
@@ -204,12 +205,17 @@ pub fn while_talking<T>(from: &PodNs, to: &PodNs, work: impl FnOnce() -> T) -> T
 #[track_caller]
 pub fn while_pinging<T>(interval: Duration, from: &PodNs, to: &PodNs, work: impl FnOnce() -> T) -> T {
     let stop = AtomicBool::new(false);
+    let (answered, first) = mpsc::channel();
     thread::scope(|scope| {
-        let talk = scope.spawn(|| {
+        let stop = &stop;
+        let talk = scope.spawn(move || {
             while !stop.load(Ordering::Relaxed) {
                 from.ping_every(interval, to.v4(), 50, 56);
+                let _ = answered.send(());
             }
         });
+        // On a busy machine, `work` could end before the first ping. If a ping fails, there is no sender any more.
+        let _ = first.recv();
         // Stops the pings also if `work` panics: otherwise the scope would wait forever.
         let done = std::panic::catch_unwind(std::panic::AssertUnwindSafe(work));
         stop.store(true, Ordering::Relaxed);
