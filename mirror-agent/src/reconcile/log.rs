@@ -50,7 +50,7 @@ impl LogDedup {
         for of @ Skipped { pod, nic, mirror, why } in skipped.difference(&self.skipped) {
             let pod = pod.as_ref().map(tracing::field::display);
             let mirror = mirror.as_ref().map(tracing::field::display);
-            // Whoever requested a capture gets its reasons.
+            // The program that requested a capture gets its reasons.
             if why.is_passing() || of.is_of_capture() {
                 info!(pod, nic, mirror, reason = why.name(), "{}: {why}", why.effect());
             } else {
