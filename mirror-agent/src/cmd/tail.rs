@@ -203,10 +203,15 @@ fn wanted(subject: &Subject, since: Since, joined: Option<&mut Joined>) -> anyho
     let end_ns = if since.is_all { *Excerpt::ALL.times.end() } else { now_ns };
     let times = (now_ns.saturating_sub(since.time.as_nanos() as u64), end_ns);
     Ok(match (joined, &subject.request.of) {
-        (Some(Joined { sessions, past, .. }), Of::Mirror { .. } | Of::Reader { .. }) => {
+        (Some(Joined { sessions, past, .. }), of @ (Of::Mirror { .. } | Of::Reader { .. })) => {
             let past = std::mem::take(past);
+            // The agent does not return the filter of an interface, nor after a late round.
+            let filter = match of {
+                Of::Reader { settings, .. } => settings.get(FILTER).cloned(),
+                _ => past.filter,
+            };
             let of = Some(&past.of.unwrap_or_default() | &sessions.names()?);
-            Wanted { of, times, ..past }
+            Wanted { of, filter, times, ..past }
         }
         (_, Of::Capture { pods, interfaces, settings, .. }) => {
             let pods = pods.iter().map(|(namespace, name)| format!("{namespace}/{name}"));

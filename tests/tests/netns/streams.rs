@@ -3,10 +3,11 @@
 use std::collections::BTreeMap;
 
 use mirror_tests::{
-    Agent, Frames, Lab, Metrics, PacketFile, PodNs, PodSpec, PodsFile, SOON, Status, Tail, check, eventually,
+    Agent, Capture, Frames, Lab, Metrics, PacketFile, PodNs, PodSpec, PodsFile, SOON, Status, Tail, check,
+    eventually,
 };
 
-use crate::{Inside, Node, any_mode};
+use crate::{Inside, Node, any_mode, shows};
 
 pub(crate) const TARGET: [&str; 2] = ["--define-target", "live=stream"];
 
@@ -303,4 +304,52 @@ fn what_is_no_stream_of_this_agent_is_refused() {
     let second = Tail::start(lab, &["tail", "--target", "other"]);
     second.stop();
     reader.stop();
+}
+
+#[test]
+fn attach_copies_to_a_stream() {
+    let Node { web, db, lab } = &Node::bridged("streamattach");
+    let before = lab.network_state();
+    let words = [web.veth_host(), "--define-target", "live=stream", "--target", "live", "--filter", "icmp"];
+    let agent = Agent::attach(lab, any_mode(), &words);
+    lab.wait_mirrored(&[web]);
+    let tail = Tail::start(lab, &["tail", "--target", "live"]);
+    let inside = Inside::of(web);
+    web.ping(db.v4(), 10, 1000);
+    web.udp_echo(db, db.v4(), &[100]);
+    eventually(SOON, || {
+        let (file, (sent, received)) = (tail.file(), inside.frames());
+        let icmp = |frames: Frames| frames.only(|frame| is_ipv4(frame, 1));
+        // What the node side of the veth receives is what the pod has sent.
+        frames(&file, web.veth_host(), "ingress").same_as(&icmp(sent))?;
+        frames(&file, web.veth_host(), "egress").same_as(&icmp(received))
+    });
+    assert_eq!(tail.stop().packets.len(), 20);
+    agent.interrupt();
+    assert_eq!(lab.pins(), Vec::<std::path::PathBuf>::new());
+    lab.network_is_as(&before);
+}
+
+/// The next agent has a device for the same target. The killed agent's stream does not block it.
+#[test]
+fn a_stream_becomes_a_device() {
+    let Node { web, db, lab } = &Node::bridged("streamdevice");
+    let pods = PodsFile::new(lab, &[streamed(web)]);
+    let agent = Agent::run(lab, any_mode(), &pods, &TARGET);
+    lab.wait_mirrored(&[web]);
+    let tail = Tail::start(lab, &["tail", "--target", "live"]);
+    agent.kill();
+    tail.end();
+    let agent = Agent::run(lab, any_mode(), &pods, &["--define-target", "live=live0"]);
+    lab.wait_status(|status| {
+        let target = status.target("live");
+        check(target.up && !target.stream && target.device == "live0", || "no device yet".into())
+    });
+    let (device, inside) = (Capture::start(lab.node(), "live0"), Inside::of(web));
+    web.ping(db.v4(), 5, 56);
+    shows(&device, || inside.capture.frames());
+    drop(device);
+    agent.stop();
+    lab.cleanup();
+    assert_eq!(lab.pins(), Vec::<std::path::PathBuf>::new());
 }

@@ -50,9 +50,7 @@ fn origin(session: &SessionStatus) -> String {
         Some(Origin::Capture) => {
             "Requested by a command on the node: `mirror-agent tail` or `mirror-agent capture`.".to_owned()
         }
-        Some(Origin::Reader) => {
-            "Requested by a reader of the packets API, as `kubectl mirror tail`.".to_owned()
-        }
+        Some(Origin::Reader) => "Requested by a reader of the packets API.".to_owned(),
         Some(Origin::Mirror) => format!("Requested by the Mirror {} of the namespace.", resource(mirror)),
         Some(Origin::ClusterMirror) => format!("Requested by the ClusterMirror {}.", resource(mirror)),
         Some(Origin::Enforced) => format!(
