@@ -10,7 +10,7 @@ use mirror_tests::{
 use crate::{
     Inside, MIRROR, Node,
     coverage::{CLEAR, FEW_READINGS, reasons, wait_states},
-    pod_side::{HUB, has_exit, talk, talk_in_frames, wait_counted},
+    pod_side::{HUB, copied_by_the_sender, has_exit, talk, talk_in_frames, wait_counted},
     shows,
 };
 
@@ -150,9 +150,7 @@ fn a_known_cni_is_recognised_before_the_first_packet(mode: AttachMode) {
     talk(web, db);
     shows(&mirror, || of_web.frames().0.and(&of_db.frames().0));
     for (pod, inside) in [(web, of_web), (db, of_db)] {
-        let (sent, received) = inside.frames();
-        let expected = [("egress", "copied", sent.len()), ("ingress", "duplicate", received.len())];
-        wait_counted(lab, pod, &expected);
+        wait_counted(lab, pod, || copied_by_the_sender(&inside));
     }
     let words = lab.agent_exit(&["explain", "--pod", "default/web"]).stdout;
     assert!(words.contains("Programs of Cilium are at the node side of the veth"), "{words}");

@@ -7,7 +7,9 @@ use mirror_tests::{
 };
 use serde_json::Value;
 
-use super::{EXIT, MACVLAN, Scene, has_exit, mirrored, shows, tap, wait_counted, wait_tapped};
+use super::{
+    EXIT, MACVLAN, Scene, copied_by_the_sender, has_exit, mirrored, shows, tap, wait_counted, wait_tapped,
+};
 use crate::{
     Inside, MIRROR, any_mode,
     coverage::{CLEAR, FEW_READINGS, reasons, wait_states},
@@ -169,8 +171,7 @@ fn no_mark_of_a_pod_hides_what_it_sends(mode: AttachMode) {
     for (pod, inside) in [web, db, veth, other].into_iter().zip(&inside) {
         let (sent, received) = inside.frames();
         assert!(sent.len().max(received.len()) >= MARKS.len());
-        let expected = [("egress", "copied", sent.len()), ("ingress", "duplicate", received.len())];
-        wait_counted(lab, pod, &expected);
+        wait_counted(lab, pod, || copied_by_the_sender(inside));
     }
 
     // Marked packets through the relay device.
@@ -268,7 +269,7 @@ fn a_copy_that_goes_astray_does_not_count_as_copied(mode: AttachMode) {
     }
     drop(unmarker);
     web.netns().tc(&format!("qdisc delete dev {EXIT} clsact"));
-    wait_counted(lab, web, &[("egress", "target_down", 2 * FRAMES)]);
+    wait_counted(lab, web, || [("egress", "target_down", 2 * FRAMES)]);
     let inside = Inside::of(web);
     web.ping(db.v4(), 1, 57);
     shows(&mirror, || inside.capture.frames());
