@@ -45,7 +45,8 @@ pub enum Subject {
         /// The settings of the capture, by the keys of annotations.
         settings: BTreeMap<String, String>,
     },
-    /// Those of a reader of the API. Opt-outs, namespaces and limits apply to it as to a Mirror.
+    /// Those of a reader of the API. Limits apply to it as to a Mirror, and opt-outs and namespaces to the pods that it
+    /// selects, but not to an interface that it names.
     Reader {
         /// The pods or the interface.
         of: ReaderOf,

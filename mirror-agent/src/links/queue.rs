@@ -62,3 +62,58 @@ fn root_of(ifindex: IfIndex) -> io::Result<TcMessage> {
     (queue.header.parent, queue.header.handle) = (TcHandle::ROOT, HANDLE);
     Ok(queue)
 }
+
+#[cfg(test)]
+mod tests {
+    #![expect(clippy::unwrap_used, reason = "tests")]
+
+    use std::process::Command;
+
+    use rtnetlink::LinkVeth;
+
+    use super::*;
+    use crate::{
+        links::{
+            LinkTable as _,
+            netlink::Netlink,
+            tests::{add, by_name, handle, on_a_node},
+        },
+        model::LinkChange,
+    };
+
+    fn tc(words: &str) -> String {
+        let output = Command::new("tc").args(words.split(' ')).output().unwrap();
+        String::from_utf8(output.stdout).unwrap()
+    }
+
+    #[test]
+    fn a_queue_of_ours_comes_and_goes_and_that_of_others_stays() {
+        on_a_node(|| async {
+            let (mut netlink, handle) = (Netlink::new().unwrap(), handle());
+            add(&handle, LinkVeth::new("a", "b").build()).await;
+            let is_queueless = async |netlink: &mut Netlink| by_name(netlink, "a").await.unwrap().queueless;
+            let ifindex = by_name(&mut netlink, "a").await.unwrap().ifindex;
+            for is_up in [false, true] {
+                if is_up {
+                    netlink.apply(&LinkChange::SetUp(ifindex)).await.unwrap();
+                }
+                assert!(is_queueless(&mut netlink).await);
+                netlink.apply(&LinkChange::SetQueue(ifindex, true)).await.unwrap();
+                assert!(!is_queueless(&mut netlink).await);
+                let shown = tc("qdisc show dev a");
+                assert!(shown.contains("pfifo 706d: root") && shown.contains("limit 1000p"), "{shown}");
+                for _ in 0..2 {
+                    netlink.apply(&LinkChange::SetQueue(ifindex, false)).await.unwrap();
+                    assert!(is_queueless(&mut netlink).await);
+                }
+            }
+            tc("qdisc add dev a root handle 9: pfifo limit 7");
+            let theirs = tc("qdisc show dev a");
+            assert!(theirs.contains("pfifo 9: root"), "{theirs}");
+            netlink.apply(&LinkChange::SetQueue(ifindex, true)).await.unwrap_err();
+            netlink.apply(&LinkChange::SetQueue(ifindex, false)).await.unwrap();
+            assert_eq!(tc("qdisc show dev a"), theirs);
+            netlink.apply(&LinkChange::SetQueue(IfIndex(4711), true)).await.unwrap();
+        });
+    }
+}

@@ -18,7 +18,8 @@ use crate::{
     settings::Settings,
 };
 
-/// Maximum number of captures of readers of the API on a node. The others of `MAX_CAPTURES` are left to root.
+/// Maximum number of captures of readers of the API on a node. The others of `MAX_CAPTURES` are left to root, but not the
+/// sessions of a tap or the memory of the rings.
 pub const MAX_READERS: usize = 6;
 
 /// The programs that read packets now.

@@ -1,5 +1,5 @@
 //! Readers of the API read pods and interfaces as the agent's thread reads for them: requests at the control socket, and
-//! `tail::stream` in this process. What binds a Mirror binds them, and nothing of it binds root.
+//! `tail::stream` in this process. What binds a Mirror binds the readers of pods, and nothing of it binds root.
 
 use std::{
     collections::BTreeMap,

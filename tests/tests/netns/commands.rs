@@ -133,8 +133,6 @@ fn cleanup_leaves_nothing_of_ours(mode: AttachMode) {
     // Devices and filters that look similar to podmirror's.
     lab.node().ip("link add other0 type veth peer name other1");
     lab.node().ip("link set other0 alias podmirrored");
-    lab.node().ip("link add other2 type bridge");
-    lab.node().ip("link set other2 alias podmirror");
     let before = lab.network_state();
     let pods = PodsFile::new(lab, &[PodSpec::of(web).mirror("true"), PodSpec::of(db).mirror("egress")]);
     let agent = Agent::run_until(lab, mode, &pods, &[], &[web, db]);

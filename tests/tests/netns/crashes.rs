@@ -14,7 +14,13 @@ use mirror_tests::{
 };
 use nix::sys::signal::Signal;
 
-use crate::{Inside, MIRROR, pod_side::filters, with_qdisc};
+use mirror_core::exit;
+
+use crate::{
+    Inside, MIRROR, any_mode,
+    pod_side::{HUB, filters, has_exit, up},
+    with_qdisc,
+};
 
 in_both_modes!(an_agent_may_be_killed_at_any_step, cleanup_may_be_killed_at_any_step);
 
@@ -166,6 +172,31 @@ fn an_agent_may_be_killed_at_any_step(mode: AttachMode) {
         }
         scene.goes_on();
     }
+}
+
+/// An agent has removed a tap inside a pod, and was killed before it removed the relay device (`exit`). No tap refers
+/// to the relay device, and the relay hub stays for another pod.
+#[test]
+fn an_exit_that_a_killed_agent_has_left_goes() {
+    let lab = Lab::new("left-exit");
+    up(&lab, "up0", "up1");
+    let [web, db] = ["web", "db"].map(|name| lab.pod_over(name, MACVLAN, "up0"));
+    let pods = PodsFile::new(&lab, &[PodSpec::of(&web).mirror("true"), PodSpec::of(&db)]);
+    let agent = Agent::run(&lab, any_mode(), &pods, &[]);
+    lab.wait_taps(&["eth0"]);
+    eventually(SOON, || check(has_exit(&web), || "no exit".into()));
+    agent.kill();
+    let (index, netns) = (exit::IFINDEX.0, db.netns().name());
+    let name = exit::NAME;
+    lab.node().ip(&format!(
+        "link add link {HUB} name {name} index {index} netns {netns} type macvlan mode private"
+    ));
+    assert!(has_exit(&db));
+    let agent = Agent::run(&lab, any_mode(), &pods, &[]);
+    eventually(SOON, || check(!has_exit(&db), || "the exit is still there".into()));
+    assert!(has_exit(&web), "it is in use");
+    agent.stop();
+    lab.cleanup();
 }
 
 fn cleanup_may_be_killed_at_any_step(mode: AttachMode) {

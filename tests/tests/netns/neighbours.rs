@@ -67,6 +67,13 @@ fn a_tcx_program_that_came_first_lives_beside_ours() {
 }
 
 #[test]
+fn a_tcx_program_that_comes_later_lives_beside_ours() {
+    if AttachMode::Tcx.is_applicable() {
+        another_tcx_program("tcx-later", Neighbour::attach_tcx, false);
+    }
+}
+
+#[test]
 fn a_tcx_program_that_goes_ahead_of_ours_lives_beside_ours() {
     if AttachMode::Tcx.is_applicable() {
         another_tcx_program("tcx-ahead", Neighbour::attach_tcx_first, false);

@@ -259,3 +259,46 @@ fn a_filter_whose_place_is_empty_copies_nothing() {
     }
     assert_eq!(target.arrived(), expected);
 }
+
+#[test]
+fn a_session_that_fails_leaves_the_others_alone() {
+    let mut bench = Bench::new("fails");
+    for (index, device) in (0..).zip(["target0", "target1"]) {
+        bench.put_device(index, device, READY);
+        bench.attach("deliver", device, Hook::Egress);
+    }
+    bench.put_device(2, "idle", READY);
+    bench.put_target(3, 0, READY);
+    let targets = [bench.listen("target0"), bench.listen("target1")];
+    bench.put_tap(
+        at(true),
+        &[
+            session(0, 2, BOTH),
+            session(1, 0, Ingress.bit()),
+            // There is no filter at this index.
+            Session { flags: SESSION_FILTERED, filter: 9, ..session(2, 0, BOTH) },
+            session(3, 3, BOTH),
+            // The snap length is below the length of the headers, so the headers are kept.
+            Session { snaplen: 10, mark: 0, ..session(4, 1, BOTH) },
+            session(5, 0, BOTH),
+            session(6, 99, BOTH),
+            session(7, 1, BOTH),
+        ],
+    );
+    bench.run(Hook::Ingress, &packet(), 1);
+    let expected = [
+        Verdict::TargetDown,
+        Verdict::OtherDirection,
+        Verdict::Failed,
+        Verdict::TargetDown,
+        Verdict::Copied,
+        Verdict::Copied,
+        Verdict::Failed,
+        Verdict::Copied,
+    ];
+    for (id, verdict) in (0..).zip(expected) {
+        assert_eq!(bench.counted(id), counted(&[(Egress, verdict, 1)]), "session {id}");
+    }
+    let arrived = targets.map(|target| target.arrived());
+    assert_eq!(arrived, [vec![packet()], vec![packet()[..14].to_vec(), packet()]]);
+}
