@@ -5,6 +5,7 @@
 
 use mirror_tests::{Api, Comparison, Lab, PodNs};
 
+mod absence;
 mod aggregation;
 mod check;
 mod controller;
@@ -13,7 +14,6 @@ mod examples;
 mod keys;
 mod many;
 mod mirror_nodes;
-mod outages;
 mod places;
 mod plugin;
 mod resources;

@@ -39,7 +39,7 @@ fn has_all_kinds() -> bool {
 /// The stories about a routed underlay, see `underlays`.
 mod underlay {
     use crate::underlays::{
-        OTHERS, Way, a_narrow_way_is_learned, frames_are_treated_as_told, super_frames_are_segmented,
+        OTHERS, Way, a_narrow_way_is_learned, frames_are_cut_and_fragmented, super_frames_are_segmented,
     };
 
     fn tell(story: &str, of: fn(&str, &[&Way])) {
@@ -50,7 +50,7 @@ mod underlay {
 
     #[test]
     fn frames() {
-        tell("kinds-frames", frames_are_treated_as_told);
+        tell("kinds-frames", frames_are_cut_and_fragmented);
     }
 
     #[test]

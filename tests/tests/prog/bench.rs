@@ -1,14 +1,19 @@
 //! Loads the programs in a network namespace of its own, with devices to tap and devices for the copies.
 
-use std::{collections::BTreeMap, io};
+mod programs;
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    io, mem,
+};
 
 use aya::{
-    Ebpf, EbpfLoader, TestRun, TestRunOptions,
+    TestRun, TestRunOptions,
     maps::{Array, ArrayOfMaps, HashMap, MapData, PerCpuArray, PerCpuValues, RingBuf},
     programs::{SchedClassifier, TcAttach, TcAttachType, tc::NlOptions},
     util::nr_cpus,
 };
-use mirror_agent::dataplane::filter_programs::{FilterMap, FilterProgram};
+use mirror_agent::dataplane::filter_programs::FilterProgram;
 use mirror_common::{
     abi::{
         Delivery, DeviceKey, MAX_FORMS, Session, SessionCounters, TARGET_CUTS, TARGET_QUEUELESS, TARGET_UP,
@@ -22,6 +27,8 @@ use mirror_core::filter::{
     ebpf::{Access, translate},
 };
 use mirror_tests::{FrameSocket, Lab, SOON, check, eventually};
+
+use self::programs::{Lent, lend};
 
 /// Return value of the programs: `TC_ACT_UNSPEC`, the next program decides.
 const UNSPEC: u32 = -1_i32 as u32;
@@ -65,8 +72,9 @@ unsafe impl aya::Pod for Value<Locked<PodMeter>> {}
 /// Programs, maps and devices of one test. The devices are veths: the tests send packets through `tap`, `target0` and
 /// `target1` are up, and `idle` is down.
 pub(crate) struct Bench {
-    ebpf: Ebpf,
-    filters: FilterMap,
+    ebpf: Lent,
+    /// Devices with a clsact qdisc.
+    hooked: BTreeSet<String>,
     pub(crate) lab: Lab,
     pub(crate) tap: u32,
 }
@@ -97,18 +105,8 @@ impl Bench {
                 check(link.contains("state UP"), || link)
             });
         }
-        let mut ebpf = EbpfLoader::new()
-            .default_map_pin_directory(lab.bpffs())
-            .override_global("CALLS_FILTERS", &u32::from(calls_filters), true)
-            .load(aya::include_bytes_aligned!(env!("PODMIRROR_EBPF")))
-            .unwrap();
-        for name in ["tap_ingress", "tap_egress"] {
-            let program: &mut SchedClassifier = ebpf.program_mut(name).unwrap().try_into().unwrap();
-            program.load().unwrap_or_else(|error| panic!("the verifier refuses {name}: {error:#}"));
-        }
-        let tap = lab.ifindex("tap");
-        let filters = FilterMap::new(ebpf.take_map("FILTERS").unwrap()).unwrap();
-        Self { ebpf, filters, lab, tap }
+        let (ebpf, tap) = (lend(&lab, calls_filters), lab.ifindex("tap"));
+        Self { ebpf, hooked: BTreeSet::new(), lab, tap }
     }
 
     /// Writes the entry of the tapped device. Sessions with the same target and snap length have the same form.
@@ -195,11 +193,11 @@ impl Bench {
 
     pub(crate) fn put_filter(&mut self, place: u32, filter: &Program) {
         let program = FilterProgram::load(&translate(filter, Access::Direct).unwrap()).unwrap();
-        self.filters.set(place, &program).unwrap();
+        self.ebpf.filters().set(place, &program).unwrap();
     }
 
     pub(crate) fn clear_filter(&mut self, place: u32) {
-        self.filters.clear(place).unwrap();
+        self.ebpf.filters().clear(place).unwrap();
     }
 
     /// Writes limits to the map `LIMITS` (of sessions) or `NODE_LIMITS`.
@@ -239,9 +237,13 @@ impl Bench {
         };
         let options = NlOptions { priority: 1, ..NlOptions::default() };
         let how = TcAttach::Netlink { parent: attach_type.into(), options };
-        self.lab.node().try_run(&format!("tc qdisc add dev {device} clsact"));
+        if self.hooked.insert(device.to_owned()) {
+            self.lab.node().tc(&format!("qdisc add dev {device} clsact"));
+        }
         let ifindex = self.lab.ifindex(device);
-        self.lab.node().enter(|| program.attach(ifindex, how)).unwrap();
+        let link = self.lab.node().enter(|| program.attach(ifindex, how)).unwrap();
+        // The qdisc is deleted with its filters. The link would delete the filter in the namespace of its thread.
+        mem::forget(program.take_link(link).unwrap());
     }
 
     /// The number of instructions that the verifier has processed, if the kernel reports it.
@@ -372,6 +374,15 @@ impl Bench {
     /// veth sends in the sender's context, and a packet socket gets the packet at once.
     pub(crate) fn listen(&self, device: &str) -> FrameSocket {
         self.lab.node().listener(device)
+    }
+}
+
+/// Takes the programs off the devices, so that no late packet reaches them in another test.
+impl Drop for Bench {
+    fn drop(&mut self) {
+        for device in &self.hooked {
+            self.lab.node().try_run(&format!("tc qdisc delete dev {device} clsact"));
+        }
     }
 }
 

@@ -1,4 +1,6 @@
 //! The API server is unreachable or refuses requests. Mirrored pods stay mirrored.
+//!
+//! These stories wait for minutes. By the name of this module they run first, so the others run meanwhile.
 
 use std::{fs, time::Duration};
 
