@@ -112,6 +112,8 @@ const BUSY: [&str; 4] = ["limits::", "offloads::", "order::", "rampage::"];
 const THREADS: &str = "RUST_TEST_THREADS";
 /// The number of other stories per CPU.
 const WAITING: usize = 2;
+/// The number of stories of the level api that hardly use a CPU: those of `absence` wait for minutes.
+const ABSENT: usize = 2;
 
 /// The number of pairs of a filter and a frame in the level fuzz.
 const FUZZ_PAIRS: &str = "5000000";
@@ -169,7 +171,7 @@ impl Level {
             }
             Self::Netns => {
                 let waiting = BUSY.iter().flat_map(|story| ["--skip", story]);
-                stories(&name, &[])?.args(waiting).env(THREADS, threads()).run()?;
+                stories(&name, &[])?.args(waiting).env(THREADS, threads(0)).run()?;
                 stories(&name, &[])?.args(BUSY).run()?;
                 stories("traffic", &[])?.run()?;
                 step("the demo");
@@ -177,7 +179,7 @@ impl Level {
             }
             Self::Api => {
                 let mut test = stories(&name, arguments)?;
-                test.env("MIRROR_PLUGIN", workspace::program("kubectl-mirror")?).env(THREADS, threads());
+                test.env("MIRROR_PLUGIN", workspace::program("kubectl-mirror")?).env(THREADS, threads(ABSENT));
                 level::with_api(test.env(programs::PROMTOOL, programs::promtool()?))?;
                 // kubectl was built with the API server.
                 let mut clients = test_target("kubeconfigs");
@@ -237,9 +239,9 @@ fn stories(name: &str, arguments: &[String]) -> Result<Command> {
     Ok(test)
 }
 
-/// The number of concurrent stories at levels where they mostly wait.
-fn threads() -> String {
-    (WAITING * thread::available_parallelism().map_or(1, NonZero::get)).to_string()
+/// The number of concurrent stories at levels where they mostly wait, with some more.
+fn threads(more: usize) -> String {
+    (WAITING * thread::available_parallelism().map_or(1, NonZero::get) + more).to_string()
 }
 
 /// Mounts the BPF file system if it is not mounted.
