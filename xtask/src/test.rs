@@ -179,7 +179,8 @@ impl Level {
             }
             Self::Api => {
                 let mut test = stories(&name, arguments)?;
-                test.env("MIRROR_PLUGIN", workspace::program("kubectl-mirror")?).env(THREADS, threads(ABSENT));
+                test.env("MIRROR_PLUGIN", workspace::program("kubectl-mirror")?)
+                    .env(THREADS, threads(ABSENT));
                 level::with_api(test.env(programs::PROMTOOL, programs::promtool()?))?;
                 // kubectl was built with the API server.
                 let mut clients = test_target("kubeconfigs");
