@@ -1,8 +1,8 @@
 //! `kubectl mirror check`: checks whether podmirror can work on a cluster, and whether an installed podmirror works.
 //!
-//! [`read`] asks the API server, and the agents if the user has the right. [`judge`] turns the answers into findings,
-//! and is pure. The exit code is 1 if a finding is a failure. Nothing is changed. The agent's own commands on a node can
-//! check more: docs/kubectl-mirror.md lists what this command cannot see.
+//! [`read`] asks the API server. [`judge`] turns the answers into findings, and is pure. The exit code is 1 if a
+//! finding is a failure. Nothing is changed. The agent's own commands on a node can check more: docs/kubectl-mirror.md
+//! lists what this command cannot see.
 
 mod judge;
 mod network;

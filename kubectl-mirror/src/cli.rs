@@ -1,6 +1,6 @@
 //! The command line: what was typed, and nothing that needs more than its own words to be checked.
 
-use std::{ffi::OsString, fmt::Display, path::PathBuf, time::Duration};
+use std::{ffi::OsString, fmt::Display, fs::File, path::PathBuf, time::Duration};
 
 use clap::{
     Arg, ArgAction, ArgMatches, Args, CommandFactory as _, FromArgMatches, Parser, Subcommand, ValueEnum,
@@ -21,6 +21,9 @@ use crate::{
     screen::{Formats, JSONPATH, Output},
     workload::{self, Workload},
 };
+
+/// Maximum number of pods with names. Each is a request, and the server has a limit for a user.
+const MAX_PODS: usize = 5;
 
 /// Shows the packets of pods in Wireshark, and creates, deletes and inspects mirrors of a cluster with
 /// podmirror.
@@ -81,15 +84,18 @@ pub(crate) struct Which {
 pub(crate) struct TailArgs {
     #[command(flatten)]
     pub(crate) which: Which,
+    /// All namespaces. Objects are pods then: other types have one namespace.
+    #[arg(long, short = 'A')]
+    pub(crate) all_namespaces: bool,
     /// The file for the packets, in pcapng; `-` is standard output.
     #[arg(long, value_name = "FILE", default_value = "-")]
     pub(crate) write: PathBuf,
+    /// That file, if it is open already.
+    #[arg(skip)]
+    pub(crate) pipe: Option<File>,
     /// Only packets that match this filter, in tcpdump's language (pcap-filter(7)).
-    #[arg(long, value_name = "EXPR")]
-    filter: Option<String>,
-    /// The same filter, as for tcpdump.
-    #[arg(last = true, value_name = "EXPR", conflicts_with = "filter")]
-    words: Vec<String>,
+    #[arg(last = true, value_name = "EXPR")]
+    filter: Vec<String>,
     /// Begin with the packets of this time, as in 5m, that the recorders of the nodes (the chart's recorder.enabled) still have.
     #[arg(long, value_name = "TIME", value_parser = parse_duration)]
     pub(crate) since: Option<Duration>,
@@ -99,15 +105,12 @@ pub(crate) struct TailArgs {
     /// End after this time, as in 90s, 15m or 1h30m.
     #[arg(long, value_name = "TIME", default_value = "15m", value_parser = parse_duration)]
     pub(crate) duration: Duration,
-    /// Bytes of each packet [default: all]. Packets of --since have as many as were recorded.
+    /// Bytes of each packet [default: all]. Packets of --since have no more than were recorded.
     #[arg(long, value_name = "N")]
     snaplen: Option<String>,
     /// Keep super-frames and unfinished checksums as the kernel has them. Otherwise frames are as on a wire.
     #[arg(long)]
     pub(crate) super_frames: bool,
-    /// The port of the agents' stream endpoint (--stream-listen).
-    #[arg(long, value_name = "PORT", default_value_t = 10707)]
-    pub(crate) stream_port: u16,
 }
 
 #[derive(Debug, Args)]
@@ -178,6 +181,9 @@ pub(crate) struct ExplainArgs {
     /// The pod: NAME, pod/NAME or pod NAME.
     #[arg(value_name = "POD", required = true, add = ArgValueCompleter::new(complete::objects))]
     objects: Vec<String>,
+    /// The pods of this name in all namespaces.
+    #[arg(long, short = 'A')]
+    pub(crate) all_namespaces: bool,
 }
 
 #[derive(Debug, Args)]
@@ -195,10 +201,13 @@ pub(crate) struct TopArgs {
     /// All namespaces.
     #[arg(long, short = 'A')]
     pub(crate) all_namespaces: bool,
+    /// Output format [default: a table].
+    #[arg(long, short, value_parser = Formats(&["json", "yaml", JSONPATH]))]
+    pub(crate) output: Option<Output>,
     /// Refresh every 2 s until Ctrl-C.
     #[arg(long, short)]
     pub(crate) watch: bool,
-    /// Maximum number of NICs to show: those with the most traffic.
+    /// Maximum number of NICs in the table: those with the most traffic.
     #[arg(long, value_name = "N", default_value_t = 40)]
     pub(crate) rows: usize,
 }
@@ -242,7 +251,7 @@ fn switch(arg: Arg) -> Arg {
 pub(crate) fn read(words: impl IntoIterator<Item = OsString>) -> Result<Cli, clap::Error> {
     let cli = Cli::from_arg_matches(&command().try_get_matches_from(words)?)?;
     match &cli.command {
-        Command::Tail(args) => args.settings().map(drop).and(args.which.check())?,
+        Command::Tail(args) => args.settings().map(drop).and(args.check())?,
         Command::On(args) => drop(args.named()?),
         Command::Off(args) => drop(args.named()?),
         Command::Explain(args) => drop(args.pod()?),
@@ -266,10 +275,8 @@ fn direction() -> impl TypedValueParser<Value = Direction> {
 /// The settings with these flags. They are checked as by the API server and the agents.
 fn settings<'a>(
     flags: impl IntoIterator<Item = (&'static str, Option<&'a str>)>,
-    duration: Option<Duration>,
 ) -> Result<SettingsSpec, clap::Error> {
     let mut settings = Settings::default();
-    settings.budget.duration = duration;
     for (key, value) in flags {
         let Some(value) = value else { continue };
         let why = |reason| usage(format!("invalid value '{value}' for '--{key}': {reason}"));
@@ -292,21 +299,27 @@ impl Which {
     pub(crate) fn workloads(&self) -> Result<Vec<Workload>, clap::Error> {
         workload::parse(&self.objects).map_err(usage)
     }
-
-    fn check(&self) -> Result<(), clap::Error> {
-        let workloads = self.workloads()?;
-        match workloads.len() > 1 && !workloads.iter().all(Workload::is_pod) {
-            true => Err(usage("name pods, or one object that selects pods")),
-            false => Ok(()),
-        }
-    }
 }
 
 impl TailArgs {
     pub(crate) fn settings(&self) -> Result<SettingsSpec, clap::Error> {
-        let words = (!self.words.is_empty()).then(|| self.words.join(" "));
-        let filter = self.filter.as_ref().or(words.as_ref()).map(String::as_str);
-        settings([("filter", filter), ("snaplen", self.snaplen.as_deref())], Some(self.duration))
+        let filter = (!self.filter.is_empty()).then(|| self.filter.join(" "));
+        settings([("filter", filter.as_deref()), ("snaplen", self.snaplen.as_deref())])
+    }
+
+    fn check(&self) -> Result<(), clap::Error> {
+        let workloads = self.which.workloads()?;
+        let other = workloads.iter().find(|workload| !workload.is_pod());
+        match other {
+            Some(other) if self.all_namespaces => {
+                Err(usage(format!("{other} has one namespace: use -n, or labels (-l) with -A")))
+            }
+            Some(_) if workloads.len() > 1 => Err(usage("name pods, or one object that selects pods")),
+            _ if workloads.len() > MAX_PODS => {
+                Err(usage(format!("name at most {MAX_PODS} pods, or select them by labels (-l)")))
+            }
+            _ => Ok(()),
+        }
     }
 }
 
@@ -325,7 +338,7 @@ impl Args for SettingArgs {
 impl FromArgMatches for SettingArgs {
     fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
         let value = |key| matches.get_one::<String>(key).map(String::as_str);
-        settings(SETTINGS.iter().map(|of| (of.key, value(of.key))), None).map(Self)
+        settings(SETTINGS.iter().map(|of| (of.key, value(of.key)))).map(Self)
     }
 
     fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
@@ -360,9 +373,9 @@ impl OffArgs {
 }
 
 impl ExplainArgs {
-    pub(crate) fn pod(&self) -> Result<String, clap::Error> {
+    pub(crate) fn pod(&self) -> Result<Workload, clap::Error> {
         match one(&self.objects)? {
-            workload if workload.is_pod() => Ok(workload.name),
+            workload if workload.is_pod() => Ok(workload),
             workload => Err(usage(format!("{workload} is not a pod: name one pod, as in pod/web"))),
         }
     }

@@ -6,7 +6,6 @@ use clap::Args;
 use clap_complete::engine::ArgValueCompleter;
 use kube::{
     Api, Client,
-    client::UpgradeConnectionError,
     config::{self, AuthInfo},
     core::NamespaceResourceScope,
 };
@@ -95,8 +94,9 @@ pub(crate) struct Cluster {
 }
 
 impl Cluster {
-    /// Connects to the cluster of the kubeconfig. Sends no request yet.
-    pub(crate) async fn connect(connection: &Connection) -> anyhow::Result<Self> {
+    /// Connects to the cluster of the kubeconfig. Sends no request yet. If `is_patient`, a request that the server
+    /// wants to have later is repeated, as kubectl does; otherwise that is an error, with its reason.
+    pub(crate) async fn connect(connection: &Connection, is_patient: bool) -> anyhow::Result<Self> {
         let of = connection.clone();
         let options = Options {
             kubeconfig: of.kubeconfig,
@@ -120,6 +120,7 @@ impl Cluster {
                 ..AuthInfo::default()
             },
             request_timeout: of.request_timeout.filter(|time| !time.is_zero()),
+            no_retry: !is_patient,
         };
         let client = mirror_client::connect(&options, &Environment::of_process()).await?;
         let namespace = of.namespace.unwrap_or_else(|| client.default_namespace().to_owned());
@@ -148,17 +149,7 @@ impl Cluster {
     }
 }
 
-/// Whether the API server rejected the request because this user lacks the right.
-pub(crate) fn is_refusal(error: &kube::Error) -> bool {
-    let code = match error {
-        kube::Error::Api(status) => status.code,
-        kube::Error::UpgradeConnection(UpgradeConnectionError::ProtocolSwitch(status)) => status.as_u16(),
-        _ => 0,
-    };
-    [401, 403].contains(&code)
-}
-
-/// The same, of any error.
+/// Whether the API server rejected a request because this user lacks the right.
 pub(crate) fn lacks_right(error: &anyhow::Error) -> bool {
-    error.downcast_ref().is_some_and(is_refusal)
+    matches!(error.downcast_ref(), Some(kube::Error::Api(status)) if [401, 403].contains(&status.code))
 }

@@ -24,6 +24,7 @@ use mirror_client::{Environment, Options};
 use crate::{
     cli::Cli,
     cluster::{Cluster, Connection},
+    runtime,
     workload::{TYPES, Type},
 };
 
@@ -145,20 +146,27 @@ impl Typed {
     fn names(self, resource: ApiResource, is_namespaced: bool) -> Vec<String> {
         let (sender, receiver) = mpsc::channel();
         let read = async move {
-            let Cluster { client, namespace, .. } = Cluster::connect(&self.connection).await.ok()?;
-            let api = match is_namespaced {
-                true => Api::<DynamicObject>::namespaced_with(client, &namespace, &resource),
-                false => Api::all_with(client, &resource),
-            };
-            Some(api.list_metadata(&ListParams::default().limit(MOST)).await.ok()?.items)
+            let cluster = Cluster::connect(&self.connection, false).await.ok()?;
+            names(&cluster, &resource, is_namespaced).await.ok()
         };
-        thread::spawn(move || {
-            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().ok()?;
-            sender.send(runtime.block_on(read)?).ok()
-        });
-        let found = receiver.recv_timeout(PATIENCE).unwrap_or_default();
-        found.iter().map(|object| object.name_any()).collect()
+        thread::spawn(move || sender.send(runtime().ok()?.block_on(read)?).ok());
+        receiver.recv_timeout(PATIENCE).unwrap_or_default()
     }
+}
+
+/// The names of objects of the cluster, or of the namespace.
+pub(crate) async fn names(
+    cluster: &Cluster,
+    resource: &ApiResource,
+    is_namespaced: bool,
+) -> anyhow::Result<Vec<String>> {
+    let Cluster { client, namespace, .. } = cluster.clone();
+    let api = match is_namespaced {
+        true => Api::<DynamicObject>::namespaced_with(client, &namespace, resource),
+        false => Api::all_with(client, resource),
+    };
+    let found = api.list_metadata(&ListParams::default().limit(MOST)).await?;
+    Ok(found.items.iter().map(|object| object.name_any()).collect())
 }
 
 #[cfg(test)]

@@ -1,79 +1,41 @@
-//! `kubectl mirror explain`: whether and how a pod is mirrored, as the agent of its node reports (`explain --pod`).
-//!
-//! If the user lacks the right to exec into the agent's pod, or the agent does not answer, the command prints what the
-//! API server knows: [`words`] formats that text.
+//! `kubectl mirror explain`: whether and how a pod is mirrored, as the agent of its node reports.
 
-mod words;
+use mirror_core::status::printable;
 
-use std::{
-    io::{self, Write as _},
-    process::ExitCode,
-};
+use crate::{cli::ExplainArgs, cluster::Cluster, reports::Reports, screen::Screen};
 
-use anyhow::Context as _;
-use k8s_openapi::api::core::v1::{Namespace, Pod};
-use kube::api::ListParams;
-use mirror_api::{ClusterMirror, Mirror, MirrorNode};
-
-use self::words::Facts;
-use crate::{
-    agents,
-    cli::ExplainArgs,
-    cluster::{Cluster, lacks_right},
-    exec::{self, Ended},
-    print, tell,
-};
-
-/// Prints the agent's text and returns its exit code, or prints what the API server knows.
-pub(crate) async fn explain(args: ExplainArgs, cluster: &Cluster) -> anyhow::Result<ExitCode> {
-    let name = args.pod()?;
-    let pod = cluster.own::<Pod>().get(&name).await?;
-    let Some(node) = pod.spec.as_ref().and_then(|spec| spec.node_name.clone()) else {
-        print(&words::words(&facts(pod, cluster).await))?;
-        return Ok(ExitCode::SUCCESS);
+/// Prints the explanation of a pod, or of all pods with this name.
+pub(crate) async fn explain(args: ExplainArgs, cluster: &Cluster) -> anyhow::Result<()> {
+    let pod = args.pod()?;
+    let scope = cluster.scope(args.all_namespaces);
+    let reports = if args.all_namespaces {
+        let named = [("fieldSelector", format!("metadata.name={}", pod.name))];
+        Reports::get(cluster, scope, "podreports", &named).await?
+    } else {
+        // If there is no such pod, the error is that of kubectl.
+        pod.resolve(cluster).await?;
+        Reports::get(cluster, scope, &format!("podreports/{}", pod.name), &[]).await?
     };
-    let why = match ask(&node, &name, cluster).await {
-        Ok(Ended { stdout, stderr, code }) => {
-            print(&String::from_utf8_lossy(&stdout))?;
-            io::stderr().write_all(&stderr).context("cannot write to standard error")?;
-            return Ok(code.into());
-        }
-        Err(why) => why,
-    };
-    let text = words::words(&facts(pod, cluster).await);
-    if lacks_right(&why) {
-        print(&format!("{text}\n{}\n", words::missing_right(&exec::right(&cluster.agents))))?;
-        return Ok(ExitCode::SUCCESS);
+    let texts: Vec<_> = reports.pods()?.into_iter().filter_map(|pod| pod.explanation).collect();
+    Screen::new(false, None, scope).show(&words(&texts))?;
+    reports.warn();
+    Ok(())
+}
+
+/// The texts, one after the other. An agent writes them, so control characters are escaped.
+fn words(texts: &[String]) -> String {
+    let text = |text: &String| text.lines().map(|line| printable(line) + "\n").collect::<String>();
+    texts.iter().map(text).collect::<Vec<_>>().join("\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_text_has_its_lines_and_cannot_speak_to_the_terminal() {
+        let texts = ["shop/web is mirrored.\n\n  NIC \u{1b}[2J\n", "tools/web is unknown"].map(str::to_owned);
+        assert_eq!(words(&texts), "shop/web is mirrored.\n\n  NIC \\u{1b}[2J\n\ntools/web is unknown\n");
+        assert_eq!(words(&[]), "");
     }
-    print(&text)?;
-    Err(why.context(format!("node {node}: the agent did not answer; showing data of the API server only")))
-}
-
-/// Runs `mirror-agent explain` on the node.
-async fn ask(node: &str, pod: &str, cluster: &Cluster) -> anyhow::Result<Ended> {
-    let agent = agents::of_node(cluster, node).await?;
-    exec::run(cluster, &agent, &["explain", "--pod", &format!("{}/{pod}", cluster.namespace)]).await
-}
-
-/// Reads what the API server knows of a pod. What this user has no right to read is reported and left out.
-async fn facts(pod: Pod, cluster: &Cluster) -> Facts {
-    let all = ListParams::default();
-    let mirrors = cluster.own::<Mirror>().list(&all).await;
-    let of_cluster = cluster.all::<ClusterMirror>().list(&all).await;
-    let own = cluster.all::<Namespace>().get_opt(&cluster.namespace).await;
-    let node = match pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref()) {
-        Some(node) => cluster.all::<MirrorNode>().get_opt(node).await,
-        None => Ok(None),
-    };
-    Facts {
-        pod,
-        namespace: readable("the namespace, whose annotations and labels count too", own).flatten(),
-        mirrors: readable("the Mirrors of the namespace", mirrors).map(|list| list.items).unwrap_or_default(),
-        of_cluster: readable("the ClusterMirrors", of_cluster).map(|list| list.items).unwrap_or_default(),
-        node: readable("the MirrorNode of its node", node).flatten(),
-    }
-}
-
-fn readable<T>(what: &str, read: kube::Result<T>) -> Option<T> {
-    read.map_err(|error| tell(&format!("cannot read {what}: {}", mirror_client::in_words(&error)))).ok()
 }

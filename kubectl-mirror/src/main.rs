@@ -1,35 +1,35 @@
 //! `kubectl mirror`: streams the packets of pods to Wireshark, creates and deletes mirrors, and reports their state.
 //!
 //! ```text
-//! cli ─► tail ─────► workload              make a Mirror with a stream, read it from the agents, merge it by time
-//!     └► mirror ───► workload; resource     make and delete Mirrors
-//!     └► status ───► resource; screen       Mirrors and ClusterMirrors with their status
-//!     └► explain ──► exec; words            one pod: the words of its agent, or those of the API server
-//!     └► coverage ─► nodes ─► exec; screen  what the taps have seen of what the NICs have carried
-//!     └► top ──────► nodes; rates; screen   what the NICs carry now
-//!     └► check ────► read ─► nodes; judge   whether podmirror can work here, or works
-//!     └► complete ─► workload               candidates for a shell
-//!                    agents                 the ready agent of each node
-//!                    cluster                the connection to the API server
-//!                    screen ─► jsonpath     what is printed, and templates for it
+//! cli ─► tail ─────► workload; packets     read packets, merge them by time, and read on after a gap
+//!     └► mirror ───► workload; resource    make and delete Mirrors
+//!     └► status ───► resource; screen      Mirrors and ClusterMirrors with their status
+//!     └► explain ──► reports ─► packets    the words of the agent about a pod
+//!     └► coverage ─► reports; screen       what the taps have seen of what the NICs have carried
+//!     └► top ──────► reports; screen       what the NICs carry now
+//!     └► check ────► read; judge           whether podmirror can work here, or works
+//!     └► complete ─► workload              candidates for a shell
+//!        extcap ───► tail; complete        interfaces of Wireshark
+//!                    packets               requests to the API of packets
+//!                    cluster               the connection to the API server
+//!                    screen ─► jsonpath    what is printed, and templates for it
 //! ```
 //!
-//! It communicates only with the API server, with the rights of its user, and with the agents by the API server's
-//! port-forward and exec. It needs no root, and runs on Linux, macOS and Windows. `main` parses the command line, and
-//! turns the outcome into an exit code: 0 success, 1 failure, 2 wrong usage (clap's own). `explain` returns the exit
-//! code of the agent's command, `tail --since` 3 if the past of a node is missing.
+//! It communicates only with the API server, with the rights of its user. It needs no root, and runs on Linux, macOS
+//! and Windows. `main` parses the command line, and turns the outcome into an exit code: 0 success, 1 failure, 2 wrong
+//! usage (clap's own); of `tail` 3, if a part of the packets is missing.
 
-mod agents;
 mod check;
 mod cli;
 mod cluster;
 mod complete;
 mod coverage;
-mod exec;
 mod explain;
+mod extcap;
 mod jsonpath;
 mod mirror;
-mod nodes;
+mod packets;
+mod reports;
 mod resource;
 mod screen;
 mod status;
@@ -44,7 +44,7 @@ use std::{
 };
 
 use anyhow::Context as _;
-use tokio::sync::mpsc;
+use tokio::{runtime::Runtime, sync::mpsc};
 
 use self::{
     cli::{Cli, Command},
@@ -54,6 +54,8 @@ use self::{
 fn main() -> ExitCode {
     let outcome = if complete::is_asked() {
         print(&complete::candidates(env::args_os().collect())).map(|()| ExitCode::SUCCESS)
+    } else if extcap::is_asked() {
+        extcap::run(env::args_os().skip(1))
     } else {
         execute(cli::read(env::args_os()).unwrap_or_else(|usage| usage.exit()))
     };
@@ -79,20 +81,20 @@ fn execute(cli: Cli) -> anyhow::Result<ExitCode> {
             .with_context(|| format!("cannot write the manual pages into {}", directory.display()))?;
         return Ok(ExitCode::SUCCESS);
     }
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .context("cannot start the runtime")?;
+    let runtime = runtime()?;
     let outcome = runtime.block_on(async {
-        let cluster = Cluster::connect(&cli.connection).await?;
+        use Command::{Coverage, Explain, Tail, Top};
+        // The server of packets says why it cannot answer now.
+        let is_patient = !matches!(cli.command, Tail(_) | Explain(_) | Coverage(_) | Top(_));
+        let cluster = Cluster::connect(&cli.connection, is_patient).await?;
         match cli.command {
-            Command::Tail(args) => return tail::tail(args, &cluster).await,
+            Tail(args) => return tail::tail(args, &cluster).await,
             Command::On(args) => mirror::on(args, &cluster).await?,
             Command::Off(args) => mirror::off(args, &cluster).await?,
             Command::Status(args) => status::status(args, &cluster).await?,
-            Command::Explain(args) => return explain::explain(args, &cluster).await,
-            Command::Coverage(args) => coverage::coverage(args, &cluster).await?,
-            Command::Top(args) => top::top(args, &cluster).await?,
+            Explain(args) => explain::explain(args, &cluster).await?,
+            Coverage(args) => coverage::coverage(args, &cluster).await?,
+            Top(args) => top::top(args, &cluster).await?,
             Command::Check(args) => return check::check(args, &cluster).await,
             Command::Man { .. } => {}
         }
@@ -101,6 +103,10 @@ fn execute(cli: Cli) -> anyhow::Result<ExitCode> {
     // A blocked reader of standard output must not delay the exit.
     runtime.shutdown_background();
     outcome
+}
+
+fn runtime() -> anyhow::Result<Runtime> {
+    tokio::runtime::Builder::new_current_thread().enable_all().build().context("cannot start the runtime")
 }
 
 /// Receives an item at each Ctrl-C and SIGTERM. It never closes.
@@ -130,8 +136,15 @@ fn print(text: &str) -> anyhow::Result<()> {
     }
 }
 
-/// Prints a message to standard error.
+/// Prints a message to standard error, except for Wireshark, which takes it for a failure.
 fn tell(text: &str) {
+    if !extcap::is_asked() {
+        tell_failure(text);
+    }
+}
+
+/// Prints the message of a failure to standard error.
+fn tell_failure(text: &str) {
     // A failure to print cannot be reported.
     let _ = writeln!(io::stderr(), "kubectl-mirror: {text}");
 }

@@ -123,10 +123,7 @@ fn table(objects: &[Resource<'_>], is_all: bool, is_wide: bool, now: Timestamp) 
         ("NAME", true, |of, _| Some(of.name().to_owned())),
         ("READY", true, |of, now| Some(ready(of, now)?.0)),
         ("REASON", true, |of, now| Some(ready(of, now)?.1)),
-        ("TARGET", true, |of, _| match &of.spec.target_ref {
-            Some(target) => Some(target.name.clone()),
-            None => of.spec.stream.as_ref().map(|_| "stream".to_owned()),
-        }),
+        ("TARGET", true, |of, _| Some(of.spec.target_ref.as_ref()?.name.clone())),
         ("PODS", true, |of, _| Some(of.status?.pods.selected.to_string())),
         ("COVERED", true, |of, now| Some(present(of, now, of.status?.pods.covered))),
         ("COPIED", true, |of, _| Some(of.status?.packets.copied.to_string())),
@@ -200,7 +197,6 @@ mod tests {
 
     fn mirrors() -> [Mirror; 3] {
         let ids = json!({ "podSelector": {}, "targetRef": { "name": "ids" }, "filter": "udp", "direction": "Ingress" });
-        let stream = json!({ "podSelector": {}, "stream": { "keySha256": "0".repeat(64) } });
         let pod = json!({
             "namespace": "shop", "pod": "web", "node": "b", "reason": "NoNic", "message": "it has\nno NIC",
         });
@@ -214,7 +210,7 @@ mod tests {
         [
             mirror("checkout", ids, status(&refused, &[pod])),
             mirror("new", json!({ "podSelector": {} }), Value::Null),
-            mirror("tail-1", stream, status(&ended, &[])),
+            mirror("old", json!({ "podSelector": {} }), status(&ended, &[])),
         ]
     }
 
@@ -254,7 +250,7 @@ mod tests {
             "NAME      READY   REASON        TARGET  PODS    COVERED  COPIED  LOST    EXPIRES  NODES\n\
              checkout  False   NoSuchTarget  ids     5       4        200     2       14m      2\n\
              new       <none>  <none>        <none>  <none>  <none>   <none>  <none>  <none>   <none>\n\
-             tail-1    False   LimitReached  stream  5       4        200     2       Ended    2\n\
+             old       False   LimitReached  <none>  5       4        200     2       Ended    2\n\
              Mirror shop/checkout is refused: NoSuchTarget: no target \\u{1b}\n"
         );
         let wide = shown(&mirrors()[..1], true, true);

@@ -1,23 +1,20 @@
 //! `kubectl mirror tail`: the packets of pods, from all nodes, as one pcapng.
 //!
 //! ```text
-//! request: a Mirror with a stream, and its key ──► API server ──► agents
-//! pods: which pods there are, on which nodes ──► agents: a connection to each node's agent
-//!                                                   │ bytes
-//!                                                   ▼
-//!                    blocks ─► combined (interfaces, counters) ─► merge (by time) ─► sink: the file, or standard output
+//! request: the words as URIs ──► API of packets ──► blocks ─► combined (interfaces, counters) ─► merge (by time)
+//!    ▲                                                │                                               │
+//!    └── course: again, after a gap ◄── end, failure ─┘        sink: the file, or standard output ◄───┘
 //! ```
 //!
-//! This module is the loop around these parts. The memory for waiting packets is bounded: [`MERGE`], [`PENDING`], and
-//! the connections' buffers (1 MiB each). While the reader of standard output does not read, nothing is read from the
-//! agents; then the rings in the kernel fill up, and the agents count the lost packets.
+//! The server merges the packets of all nodes; pods with names have a request each, which are merged here. This module
+//! is the loop around these parts. The memory for waiting packets is bounded: [`MERGE`], [`PENDING`], and [`PARTS`].
+//! While the reader of standard output does not read, nothing is read from the server, and so on to the rings in the
+//! kernel: they fill up, and the taps count the lost packets.
 //!
-//! With `--since`, the stream of a node begins with the packets of its recorder, and the agent's message about them. With
-//! `--no-follow`, it ends with them; then packets wait for those of all nodes ([`PAST`]).
+//! With `--since`, the stream of a node begins with the packets of its recorder, and the agent's message about them.
+//! With `--no-follow`, it ends with them; then packets wait for those of all requests ([`PAST`]).
 
-mod agents;
-mod past;
-mod pods;
+mod course;
 mod request;
 mod sink;
 
@@ -26,55 +23,53 @@ use std::{
     io::{self, IsTerminal as _},
     path::Path,
     process::ExitCode,
-    time::{Duration, SystemTime},
+    time::Duration,
 };
 
-use anyhow::{Context as _, bail};
+use anyhow::{Error, bail};
+use k8s_openapi::jiff::Timestamp;
 use mirror_capture::{
-    blocks::{Block, Blocks},
+    blocks::Block,
     combined::Combined,
     merge::{Bounds, Merge, StreamId},
-    pcapng::{NO_PAST, Section},
+    pcapng::{NO_PAST, Names, Section},
 };
 use mirror_core::{settings::show_kubernetes_duration, status::printable};
 use tokio::{
-    sync::{mpsc, watch},
-    task::JoinSet,
-    time::{Instant, MissedTickBehavior, interval, sleep_until, timeout},
+    sync::mpsc,
+    time::{Instant, MissedTickBehavior, interval, sleep, sleep_until},
 };
 
 use self::{
-    agents::{Link, News, What},
-    past::Past,
-    pods::{Pods, Seen},
-    request::Request,
+    request::{END, NEXT, News, SAYS, Source, What},
     sink::Sink,
 };
-use crate::{
-    agents::{missing, of_all},
-    cli::TailArgs,
-    cluster::Cluster,
-    stop_signals, tell,
-};
+use crate::{cli::TailArgs, cluster::Cluster, stop_signals, tell, tell_failure};
 
-/// How long packets wait for those of other nodes, and the size of the waiting ones.
+/// How long packets wait for those of other requests, and the size of the waiting ones.
 const MERGE: Bounds = Bounds { hold: Duration::from_millis(500), bytes: 16 << 20 };
 /// The same for the past alone. A node begins to send when its recorder has collected all packets.
 const PAST: Bounds = Bounds { hold: Duration::from_secs(600), bytes: 256 << 20 };
-/// Bytes waiting for the file or the reader of standard output, above which no more are read from the agents.
+/// Bytes waiting for the file or the reader of standard output, above which no more are read from the server.
 const PENDING: usize = 1 << 20;
-/// Maximum number of received parts of streams that wait to be parsed.
-const PARTS: usize = 16;
-/// Timeout for the agents to end their streams, with the counters.
+/// Maximum number of received parts of streams that wait to be taken in.
+const PARTS: usize = 8;
+/// Timeout for the server to end the streams after their time, with the counters.
 const LAST_WORDS: Duration = Duration::from_secs(8);
 /// Timeout for the reader of standard output to read the rest at the end.
 const LAST_READ: Duration = Duration::from_secs(5);
 /// Interval of the progress display on a terminal.
 const PROGRESS: Duration = Duration::from_secs(1);
+/// The exit code if a part of the packets is missing.
+const INCOMPLETE: u8 = 3;
+/// The server's reason for the end of a stream of the past alone that has all packets.
+const COMPLETE: &str = "complete";
+/// Messages of the server about the past that do not say that packets are missing.
+const PAST_NEWS: [&str; 2] = [": recorded packets of the last ", " addresses have names"];
 
 /// Reads the packets until the time limit, Ctrl-C, until the reader of standard output closes it, or until the end of the
 /// past alone.
-pub(crate) async fn tail(args: TailArgs, cluster: &Cluster) -> anyhow::Result<ExitCode> {
+pub(crate) async fn tail(mut args: TailArgs, cluster: &Cluster) -> anyhow::Result<ExitCode> {
     let is_stdout = args.write == Path::new("-");
     if is_stdout && io::stdout().is_terminal() {
         bail!(
@@ -83,55 +78,42 @@ pub(crate) async fn tail(args: TailArgs, cluster: &Cluster) -> anyhow::Result<Ex
     }
     // First, so that from here on Ctrl-C leads to an orderly end.
     let mut stop = stop_signals()?;
+    let pipe = args.pipe.take();
     let prepared = async {
         // Recorders know deleted pods by name.
-        let selection = args.which.resolve(cluster, !args.no_follow).await?;
-        let nodes = if args.no_follow { of_all(cluster).await? } else { BTreeMap::new() };
-        if args.no_follow && nodes.is_empty() {
-            bail!(missing(&cluster.agents));
-        }
-        let sink = Sink::open((!is_stdout).then_some(args.write.as_path()))?;
-        let pods = if args.no_follow { None } else { Some(Pods::watch(&selection, cluster)?) };
-        request::sweep(cluster).await;
-        anyhow::Ok((selection, sink, pods, nodes))
+        let selection = args.which.resolve(cluster, !args.no_follow && !args.all_namespaces).await?;
+        let sources = request::all(&args, &selection)?;
+        anyhow::Ok((sources, Sink::open((!is_stdout).then_some(args.write.as_path()), pipe)?))
     };
-    let (selection, sink, pods, nodes) = tokio::select! {
+    let (sources, sink) = tokio::select! {
         prepared = prepared => prepared?,
         _ = stop.recv() => return Ok(ExitCode::SUCCESS),
     };
-    // From here on, the Mirror must be deleted at the end.
-    let request = Request::make(&args, &selection, cluster).await?;
-    if !args.no_follow {
-        let duration = show_kubernetes_duration(args.duration);
-        tell(&format!("tail ends after {duration} (--duration), or with Ctrl-C"));
-    }
-    let mut tail = Tail::new(&args, cluster, &request, sink);
-    nodes.into_keys().for_each(|node| tail.connect(node));
-    let end = Instant::now() + args.duration;
+    let mut tail = Tail::new(&args, cluster, sources, sink);
+    let end = tail.end + LAST_WORDS;
     let outcome = tokio::select! {
-        outcome = tail.run(pods) => outcome,
+        outcome = tail.run() => outcome,
         _ = stop.recv() => Ok(()),
         () = sleep_until(end) => Ok(()),
     };
-    // A second Ctrl-C does not wait for the agents.
+    // A second Ctrl-C does not wait for the reader of standard output.
     let finished = tokio::select! {
         finished = tail.finish() => finished,
         _ = stop.recv() => Ok(()),
     };
-    let deleted = request.delete(cluster).await;
-    outcome.and(finished).and(deleted)?;
-    tail.past.judge(&args, tail.nodes.len())
+    outcome.and(finished)?;
+    tail.judge()
 }
 
-/// The streams of all nodes, merged into one file.
+/// The streams of all requests, merged into one file.
 struct Tail<'c> {
     cluster: &'c Cluster,
-    link: Link,
+    args: &'c TailArgs,
+    end: Instant,
+    /// The requests that have not ended for good, by the number of their first stream.
+    sources: BTreeMap<StreamId, Source>,
     news: mpsc::Receiver<News>,
-    ending: watch::Sender<bool>,
-    readers: JoinSet<anyhow::Result<Option<StreamId>>>,
-    nodes: BTreeSet<String>,
-    streams: BTreeMap<StreamId, Stream>,
+    sender: mpsc::Sender<News>,
     combined: Combined,
     merge: Merge<Vec<u8>>,
     /// Blocks that the sink has not accepted yet.
@@ -139,63 +121,69 @@ struct Tail<'c> {
     sink: Sink,
     began: Instant,
     packets: u64,
-    seen: Seen,
-    past: Past,
-}
-
-/// A connection to an agent.
-struct Stream {
-    node: String,
-    blocks: Blocks,
-    /// The agent has sent nothing yet.
-    is_empty: bool,
+    nodes: BTreeSet<String>,
+    /// Whether there was a stream.
+    has_begun: bool,
+    is_missing: bool,
+    /// Why the last request has failed, and the text of that.
+    failure: Option<(Error, String)>,
 }
 
 impl<'c> Tail<'c> {
-    fn new(args: &TailArgs, cluster: &'c Cluster, request: &Request, sink: Sink) -> Self {
+    fn new(args: &'c TailArgs, cluster: &'c Cluster, sources: Vec<Source>, sink: Sink) -> Self {
         let (sender, news) = mpsc::channel(PARTS);
-        let ending = watch::Sender::new(false);
-        let link = Link::new(args, cluster, request, sender, ending.subscribe());
         let application = concat!("kubectl-mirror ", env!("CARGO_PKG_VERSION"));
         let (combined, pending) =
             Combined::begin(&Section { application: Some(application), ..Section::default() });
         Self {
             cluster,
-            link,
+            args,
+            end: Instant::now() + args.duration,
+            sources: sources.into_iter().map(|source| (source.id, source)).collect(),
             news,
-            ending,
-            readers: JoinSet::new(),
-            nodes: BTreeSet::new(),
-            streams: BTreeMap::new(),
+            sender,
             combined,
             merge: Merge::new(if args.no_follow { PAST } else { MERGE }),
             pending,
             sink,
             began: Instant::now(),
             packets: 0,
-            seen: Seen::default(),
-            past: Past::default(),
+            nodes: BTreeSet::new(),
+            has_begun: false,
+            is_missing: false,
+            failure: None,
         }
     }
 
-    /// Connects to the agent of a node, unless that is done.
-    fn connect(&mut self, node: String) {
-        let id = self.nodes.len() as StreamId;
-        if self.nodes.insert(node.clone()) {
-            self.readers.spawn(self.link.clone().read(node, id));
-        }
+    /// The time that is left for a request.
+    fn left(&self) -> Duration {
+        self.end.saturating_duration_since(Instant::now())
     }
 
-    /// Reads until the sink accepts no more, or until a permanent failure. Without `pods`, all connections are there, and
-    /// it reads until they end.
-    async fn run(&mut self, mut pods: Option<Pods>) -> anyhow::Result<()> {
-        if pods.is_none() {
-            (0..self.nodes.len() as StreamId).for_each(|id| self.merge.open(id));
+    /// Sends a request after a delay.
+    fn send(&self, source: &Source, delay: Duration) {
+        let scope = self.cluster.scope(self.args.all_namespaces);
+        let uri = source.uri(scope, self.left().saturating_sub(delay));
+        let (cluster, id, sender) = (self.cluster.clone(), source.id, self.sender.clone());
+        tokio::spawn(async move {
+            sleep(delay).await;
+            request::read(cluster, uri, id, sender).await;
+        });
+    }
+
+    /// Reads until the sink accepts no more, or until all requests have ended.
+    async fn run(&mut self) -> anyhow::Result<()> {
+        for source in self.sources.values() {
+            self.send(source, Duration::ZERO);
+            // The packets of the past wait for those of all requests.
+            if self.args.no_follow {
+                self.merge.open(source.id);
+            }
         }
         let mut progress = interval(PROGRESS);
         progress.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let is_shown = io::stderr().is_terminal();
-        loop {
+        while !self.sources.is_empty() {
             let due = self.merge.due().map(|due| self.began + due);
             let is_full = self.pending.len() >= PENDING;
             tokio::select! {
@@ -206,90 +194,109 @@ impl<'c> Tail<'c> {
                     None => return self.sink.outcome(),
                 },
                 () = self.sink.closed() => return self.sink.outcome(),
-                ended = self.readers.join_next(), if !self.readers.is_empty() => {
-                    if let Some(failed) = ended.transpose().context("a connection to an agent")?.transpose()?.flatten() {
-                        self.past.missing += 1;
-                        self.end(failed, None);
-                    }
-                }
-                seen = async { Some(pods.as_mut()?.next().await) }, if pods.is_some() => {
-                    seen.transpose()?.into_iter().for_each(|seen| self.meet(seen));
-                }
                 _ = progress.tick(), if is_shown => self.show(),
             }
             self.pour(PENDING);
-            if pods.is_none() && self.readers.is_empty() {
-                return Ok(());
-            }
-        }
-    }
-
-    /// Updates the pods: connects to the agents of their nodes.
-    fn meet(&mut self, seen: Seen) {
-        seen.news_since(&self.seen).iter().for_each(|line| tell(line));
-        seen.nodes().into_iter().for_each(|node| self.connect(node));
-        self.seen = seen;
-    }
-
-    /// Processes an event of an agent's stream.
-    fn take(&mut self, (id, what): News) {
-        match what {
-            What::Began(node) => {
-                self.merge.open(id);
-                self.streams.insert(id, Stream { node, blocks: Blocks::default(), is_empty: true });
-            }
-            What::Bytes(bytes) => {
-                let Some(stream) = self.streams.get_mut(&id) else { return };
-                stream.blocks.push(&bytes);
-                stream.is_empty = false;
-                if let Err(why) = self.take_blocks(id) {
-                    self.end(id, Some(why));
-                }
-            }
-            What::Ended => {
-                let stream = self.streams.get(&id);
-                let is_cut = stream.is_some_and(|stream| stream.blocks.is_within_a_block());
-                let is_empty = self.link.no_follow && stream.is_some_and(|stream| stream.is_empty);
-                self.past.missing += usize::from(is_empty);
-                let why = is_cut.then_some("it ended within a block");
-                self.end(id, why.or(is_empty.then_some("the agent sent nothing; see its log")));
-            }
-        }
-    }
-
-    fn take_blocks(&mut self, id: StreamId) -> Result<(), &'static str> {
-        let Some(Stream { node, blocks, .. }) = self.streams.get_mut(&id) else { return Ok(()) };
-        while let Some(block) = blocks.pop()? {
-            match block {
-                Block::Section(message) => {
-                    tell(&format!("node {node}: {}", printable(&message)));
-                    match message.starts_with(NO_PAST) {
-                        true => self.past.missing += 1,
-                        false => self.past.is_there = true,
-                    }
-                }
-                Block::Interface(description) => {
-                    self.combined.interface(id, node, &description, &mut self.pending);
-                }
-                Block::Packet(packet) => {
-                    let time_ns = packet.time_ns;
-                    let block = self.combined.packet(id, packet).ok_or("a packet of no interface")?;
-                    self.merge.push(id, time_ns, block.len(), block, self.began.elapsed());
-                    self.packets += 1;
-                }
-                Block::Statistics(statistics) => self.combined.statistics(id, statistics),
-                // Agents send neither.
-                Block::Names(_) | Block::Note(_) => {}
-            }
         }
         Ok(())
     }
 
-    fn end(&mut self, id: StreamId, why: Option<&str>) {
-        self.merge.close(id);
-        if let Some((Stream { node, .. }, why)) = self.streams.remove(&id).zip(why) {
-            tell(&format!("cannot read more of the stream of node {node}: {why}"));
+    /// Processes an event of a stream.
+    fn take(&mut self, (id, what): News) {
+        let Some(source) = self.sources.get_mut(&(id % NEXT)) else { return };
+        match what {
+            What::Began => {
+                self.merge.open(id);
+                let gap = source.course.begin(Timestamp::now());
+                let gap = gap.map(|gap| source.words(&gap.to_string()));
+                gap.iter().for_each(|gap| self.report(gap));
+                if !std::mem::replace(&mut self.has_begun, true) && !self.args.no_follow {
+                    let duration = show_kubernetes_duration(self.args.duration);
+                    tell(&format!("tail ends after {duration} (--duration), or with Ctrl-C"));
+                }
+            }
+            What::Blocks(blocks) => {
+                source.course.read(Timestamp::now());
+                blocks.into_iter().for_each(|block| self.take_block(id, block));
+            }
+            What::Ended(ended) => self.ended(id, ended),
         }
+    }
+
+    fn take_block(&mut self, id: StreamId, block: Block) {
+        match block {
+            Block::Interface(of) => {
+                let node = of.hardware.clone().unwrap_or_default();
+                tell(&printable(&format!("reading {} on node {node}", of.name)));
+                self.combined.interface(id, &node, &of, &mut self.pending);
+                self.nodes.insert(node);
+            }
+            Block::Packet(packet) => {
+                let time_ns = packet.time_ns;
+                // The server describes an interface before its packets.
+                let Some(block) = self.combined.packet(id, packet) else { return };
+                self.merge.push(id, time_ns, block.len(), block, self.began.elapsed());
+                self.packets += 1;
+            }
+            Block::Statistics(statistics) => self.combined.statistics(id, statistics),
+            Block::Names(names) => {
+                let text = names.comment.as_deref().and_then(|comment| comment.strip_prefix(SAYS));
+                if let Some(text) = text.filter(|text| !text.starts_with(END)) {
+                    tell(&printable(text));
+                    let is_news = PAST_NEWS.iter().any(|news| text.contains(news));
+                    let is_failure = text.contains(NO_PAST) || self.args.no_follow && !is_news;
+                    self.is_missing |= self.args.since.is_some() && is_failure;
+                }
+                names.write(&mut self.pending);
+            }
+            // The server sends neither.
+            Block::Section(_) | Block::Note(_) => {}
+        }
+    }
+
+    /// The stream has ended, or there was none: sends the request again, or ends it for good.
+    fn ended(&mut self, id: StreamId, ended: anyhow::Result<String>) {
+        self.merge.close(id);
+        let (left, first) = (self.left(), id % NEXT);
+        let Some(mut source) = self.sources.remove(&first) else { return };
+        let is_complete = match (&ended, self.args.no_follow) {
+            (Ok(why), true) => why == COMPLETE,
+            (Err(_), true) => false,
+            (_, false) => left.is_zero() && source.course.has_begun(),
+        };
+        if is_complete {
+            return;
+        }
+        let (why, code) = match &ended {
+            Ok(why) => (format!("the stream has ended: {why}"), None),
+            Err(error) => (mirror_client::in_words(error.as_ref()), refusal_code(error)),
+        };
+        let delay = source.course.fail(&why, code, Timestamp::now());
+        let delay = delay.filter(|delay| *delay < left && !self.args.no_follow);
+        let again = if delay.is_some() { "; trying again" } else { "" };
+        let text = source.words(&why) + again;
+        // A refusal before any stream is the outcome of the command.
+        let is_outcome = delay.is_none() && !self.has_begun && self.sources.is_empty();
+        if !is_outcome && self.failure.as_ref().is_none_or(|(_, told)| *told != text) {
+            tell_failure(&text);
+        }
+        self.failure = ended.err().map(|error| (error, text));
+        match delay {
+            Some(delay) => {
+                source.id = id + NEXT;
+                self.send(&source, delay);
+                self.sources.insert(first, source);
+            }
+            None => self.is_missing = true,
+        }
+    }
+
+    /// Says that packets are missing, also in the file.
+    fn report(&mut self, gap: &str) {
+        tell(gap);
+        self.is_missing = true;
+        let comment = Some(format!("{SAYS}{gap}"));
+        Names { addresses: Vec::new(), comment }.write(&mut self.pending);
     }
 
     /// Passes packets that need not wait any more to the sink, while fewer than `most` bytes wait there.
@@ -304,47 +311,57 @@ impl<'c> Tail<'c> {
 
     fn show(&self) {
         use io::Write as _;
-        let (nodes, packets) = (self.streams.len(), self.packets);
+        let (nodes, packets) = (self.nodes.len(), self.packets);
         // A failure to print cannot be reported.
         let _ = write!(io::stderr(), "\r{packets} packets of {nodes} nodes \r");
     }
 
-    /// Ends the streams, writes the rest, and prints the summary.
+    /// Drops the requests that are left, writes the rest, and prints the summary.
     async fn finish(&mut self) -> anyhow::Result<()> {
-        let is_stopped = self.link.no_follow && !self.readers.is_empty();
-        self.ending.send_replace(true);
-        let rest = async {
-            // The last sender is in the link.
-            while !self.readers.is_empty() {
-                tokio::select! {
-                    biased;
-                    Some(news) = self.news.recv() => self.take(news),
-                    Some(_) = self.readers.join_next() => {}
-                }
+        self.news.close();
+        while let Ok((id, what)) = self.news.try_recv() {
+            // A request is not sent any more.
+            if !matches!(what, What::Ended(_)) {
+                self.take((id, what));
             }
-            while let Ok(news) = self.news.try_recv() {
-                self.take(news);
-            }
-        };
-        let is_late = timeout(LAST_WORDS, rest).await.is_err();
-        self.readers.abort_all();
-        // Those of the past alone are there before they begin.
-        for id in std::mem::take(&mut self.streams).into_keys().chain(0..self.nodes.len() as StreamId) {
-            self.merge.close(id);
+        }
+        self.is_missing |= self.args.no_follow && !self.sources.is_empty();
+        for mut source in std::mem::take(&mut self.sources).into_values() {
+            self.merge.close(source.id);
+            let gap = source.course.end(Timestamp::now()).map(|gap| source.words(&gap.to_string()));
+            gap.iter().for_each(|gap| self.report(gap));
         }
         self.pour(usize::MAX);
-        let now_ns = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_nanos();
-        let now_ns = u64::try_from(now_ns).unwrap_or(u64::MAX);
+        let now_ns = u64::try_from(Timestamp::now().as_nanosecond()).unwrap_or(u64::MAX);
         let (lines, is_whole) = self.combined.end(now_ns, self.packets, self.nodes.len(), &mut self.pending);
+        self.is_missing |= self.args.no_follow && !is_whole;
         let written = self.sink.finish(std::mem::take(&mut self.pending), LAST_READ).await;
-        self.past.is_cut = is_stopped || !is_whole;
-        if is_late {
-            tell("not all agents ended their streams in time, so the file lacks their last counters");
-        }
-        lines.iter().for_each(|line| tell(line));
-        if self.nodes.is_empty() {
-            tell(&format!("no such pod was on any node in namespace {}", self.cluster.namespace));
+        if self.has_begun {
+            lines.iter().for_each(|line| tell(line));
         }
         written
     }
+
+    /// Returns the exit code.
+    fn judge(self) -> anyhow::Result<ExitCode> {
+        match self.failure {
+            Some((error, _)) if !self.has_begun => return Err(error),
+            _ if self.args.no_follow && self.packets == 0 => bail!(
+                "nothing is recorded of these pods: a recorder keeps what mirrors copy to its target, as long as it has room"
+            ),
+            _ => {}
+        }
+        Ok(if self.is_missing { ExitCode::from(INCOMPLETE) } else { ExitCode::SUCCESS })
+    }
 }
+
+/// The code of a refusal.
+fn refusal_code(error: &Error) -> Option<u16> {
+    match error.downcast_ref() {
+        Some(kube::Error::Api(status)) => Some(status.code),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests;

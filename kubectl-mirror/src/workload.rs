@@ -13,7 +13,10 @@ use kube::{
 };
 use serde_json::{Value, from_value};
 
-use crate::{cli::Which, cluster::Cluster};
+use crate::{
+    cli::Which,
+    cluster::{Cluster, lacks_right},
+};
 
 /// Pods, and what selects them. The version of all is v1.
 pub(crate) const TYPES: [Type; 8] = [
@@ -134,23 +137,22 @@ impl Workload {
         self.type_.kind == "Pod"
     }
 
-    /// The labels of its pods; none for a pod.
+    /// The labels of its pods; none for a pod. A pod must exist, as far as this user has the right to know it.
     pub(crate) async fn resolve(&self, cluster: &Cluster) -> anyhow::Result<LabelSelector> {
         let Cluster { client, namespace, .. } = cluster;
         let api = Api::<DynamicObject>::namespaced_with(client.clone(), namespace, &self.type_.resource());
-        self.selector(&api.get(&self.name).await?.data)
+        match api.get(&self.name).await.map_err(anyhow::Error::from) {
+            Err(error) if self.is_pod() && lacks_right(&error) => Ok(LabelSelector::default()),
+            object => self.selector(&object?.data),
+        }
     }
 
     /// The same, of the object as returned by the API server.
     fn selector(&self, object: &Value) -> anyhow::Result<LabelSelector> {
-        let spec = &object["spec"];
         if self.is_pod() {
-            return match spec["hostNetwork"] == true {
-                true => bail!("{self} uses the network of its node (hostNetwork) and has no NIC"),
-                false => Ok(LabelSelector::default()),
-            };
+            return Ok(LabelSelector::default());
         }
-        let selector = spec["selector"].clone();
+        let selector = object["spec"]["selector"].clone();
         let selector = match self.type_.group {
             // The core API has maps of labels.
             "" => from_value(selector)
@@ -209,7 +211,6 @@ mod tests {
             assert!(why.contains("svc/web selects no pods"), "{why}");
         }
         assert_eq!(selected("web", json!({})).unwrap(), "");
-        assert!(selected("web", json!({ "hostNetwork": true })).unwrap_err().contains("has no NIC"));
     }
 
     #[test]

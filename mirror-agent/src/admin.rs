@@ -111,7 +111,8 @@ impl Admin {
     }
 }
 
-fn state(state: Result<(), String>) -> Response<Full<Bytes>> {
+/// The answer to a probe.
+pub(crate) fn state(state: Result<(), String>) -> Response<Full<Bytes>> {
     match state {
         Ok(()) => text(StatusCode::OK, "ok\n".into()),
         Err(reason) => text(StatusCode::SERVICE_UNAVAILABLE, reason + "\n"),

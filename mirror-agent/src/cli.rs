@@ -1,5 +1,6 @@
 //! The command line: what was typed, and nothing that needs more than its own words to be checked.
 
+mod apiserver;
 mod boolean;
 mod capture;
 mod controller;
@@ -7,7 +8,7 @@ mod settings;
 #[cfg(test)]
 mod tests;
 
-use std::{collections::BTreeMap, net::SocketAddr, path::PathBuf};
+use std::{collections::BTreeMap, net::SocketAddr, path::PathBuf, time::Duration};
 
 use anyhow::bail;
 
@@ -17,15 +18,17 @@ use clap::{
 };
 use mirror_core::{
     destination::{Destination, device_name, parse_target},
+    settings::parse_duration,
     targets::objection,
 };
 
-use self::{boolean::Boolean as _, capture::pod};
 pub use self::{
+    apiserver::ApiserverArgs,
     capture::{CaptureArgs, Keep, RecorderArgs, SubjectArgs, TailArgs},
     controller::ControllerArgs,
     settings::SettingArgs,
 };
+use self::{boolean::Boolean as _, capture::pod};
 use crate::{
     dataplane::hooks::AttachMode,
     model::{Directions, TargetName},
@@ -52,7 +55,7 @@ pub struct Cli {
 pub enum Command {
     /// Mirror the selected pods of this node until stopped. Mirrors remain in place after the agent stops
     /// (see `cleanup`).
-    Run(RunArgs),
+    Run(Box<RunArgs>),
     /// Mirror interfaces, without any pods, until Ctrl-C.
     Attach(AttachArgs),
     /// Read the packets of pods and interfaces as they come: pcapng to standard output or into a file.
@@ -64,6 +67,9 @@ pub enum Command {
     /// Aggregate the reports of the nodes into the status of each Mirror and ClusterMirror. Run one per
     /// cluster, on any node.
     Controller(ControllerArgs),
+    /// Serve packets and reports of pods as an API of the cluster, packets.podmirror.io. Run one or several per
+    /// cluster, on any node.
+    Apiserver(ApiserverArgs),
     /// Show taps, sessions and counters; works with or without a running agent.
     Status(StatusArgs),
     /// Ask a running agent or controller whether it is ready: exit code 0 if it is, otherwise 1 with the reason.
@@ -84,8 +90,6 @@ pub enum Command {
 /// Default address for HTTP. The port is in neither Prometheus' list of exporters nor the node's own
 /// services.
 pub const DEFAULT_LISTEN: &str = "127.0.0.1:10706";
-/// Default address for the streams of Mirrors, for programs that present the key.
-pub const DEFAULT_STREAM_LISTEN: &str = "127.0.0.1:10707";
 
 /// Where the state lies.
 #[derive(Debug, Clone, Args)]
@@ -209,14 +213,24 @@ pub struct RunArgs {
         long, env = "PODMIRROR_LISTEN", value_name = "ADDR", default_value = DEFAULT_LISTEN, value_parser = listen
     )]
     pub listen: Listen,
-    /// Loopback address at which programs with the key read the packets of Mirrors with a stream, for example
-    /// 127.0.0.1:10707. `kubectl mirror` reaches it through a port-forward. An empty value disables it.
-    /// Without the Kubernetes API there are no such Mirrors, and nothing is served.
+    /// Service of `mirror-agent apiserver`, for example podmirror/podmirror-apiserver. Its users read packets and
+    /// reports of this node, by connections that the agent opens to the servers [default: none].
+    #[arg(long, env = "PODMIRROR_APISERVER", value_name = "NAMESPACE/NAME", requires = "node_name", value_parser = pod)]
+    pub apiserver: Option<(String, String)>,
+    /// File with the agent's token for these servers: of its own ServiceAccount and pod, with the audience
+    /// packets.podmirror.io.
     #[arg(
-        long, env = "PODMIRROR_STREAM_LISTEN", value_name = "ADDR", default_value = DEFAULT_STREAM_LISTEN,
-        value_parser = stream_listen
+        long,
+        env = "PODMIRROR_APISERVER_TOKEN",
+        value_name = "FILE",
+        default_value = "/var/run/secrets/podmirror/apiserver/token"
     )]
-    pub stream_listen: Listen,
+    pub apiserver_token: PathBuf,
+    /// Time after which the agent ends the reading of such a user.
+    #[arg(
+        long, env = "PODMIRROR_MAX_READER_DURATION", value_name = "TIME", default_value = "1h", value_parser = parse_duration
+    )]
+    pub max_reader_duration: Duration,
     #[command(flatten)]
     #[expect(missing_docs, reason = "a doc comment here would become the heading of the help")]
     pub mirror: MirrorArgs,
@@ -253,18 +267,6 @@ fn listen(text: &str) -> Result<Listen, String> {
     text.parse().map(Listen::At).map_err(|_| {
         format!("use an IP address and a port as in {DEFAULT_LISTEN}, or an empty value to disable it")
     })
-}
-
-/// The same, on the node itself alone.
-fn stream_listen(text: &str) -> Result<Listen, String> {
-    match text.parse::<SocketAddr>() {
-        _ if text.is_empty() => Ok(Listen::Off),
-        Ok(address) if address.ip().is_loopback() => Ok(Listen::At(address)),
-        _ => Err(format!(
-            "use a loopback address and a port as in {DEFAULT_STREAM_LISTEN}, or an empty value to disable it: packets are \
-             not encrypted there"
-        )),
-    }
 }
 
 /// `mirror-agent attach`.

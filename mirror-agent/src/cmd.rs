@@ -2,6 +2,7 @@
 //!
 //! This module decides nothing about pods or packets.
 
+mod apiserver;
 pub mod attach;
 pub mod cleanup;
 mod controller;
@@ -37,12 +38,13 @@ pub fn execute(cli: Cli) -> anyhow::Result<()> {
         .context("cannot start the runtime")?;
     runtime.block_on(async {
         match cli.command {
-            Command::Run(args) => run::run(args).await,
+            Command::Run(args) => run::run(*args).await,
             Command::Attach(args) => attach::attach(args).await,
             Command::Tail(args) => tail::tail(args).await,
             Command::Capture(args) => tail::capture(args).await,
             Command::Recorder(args) => tail::recorder(args).await,
             Command::Controller(args) => controller::controller(args).await,
+            Command::Apiserver(args) => apiserver::apiserver(args).await,
             Command::Status(args) => status::status(args).await,
             Command::Ready(args) => ready::ready(args).await,
             Command::Cleanup(args) => cleanup::cleanup(args).await,

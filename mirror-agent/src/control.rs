@@ -3,7 +3,6 @@
 //! ```text
 //! program                                       agent
 //!   {"of": {"capture": ...}, ...}\n       ─►    makes a ring, adds a capture, waits for a round of the loop
-//!    or {"of": {"mirror": ...}, ...}\n
 //!    or {"of": {"reader": ...}, ...}\n
 //!    or {"of": {"target": "live"}, ...}\n ─►    makes a ring, gives it to the target, waits for a round of the loop
 //!   (reads the ring)                      ◄─    one byte with the ring's descriptor, then {"target": ...}\n
@@ -25,6 +24,7 @@
 //! is lost or read twice then, because each program has its own ring.
 
 mod messages;
+mod problems;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -52,13 +52,18 @@ use self::messages::{receive_ring, write_answer};
 use crate::{
     accept,
     dataplane::rings::Rings,
-    model::{self, Directions, MirrorId, Name, Origin, PodId, Resource, ResourceId, RingId, TargetName},
+    model::{self, Origin, PodId, Resource, RingId, TargetName},
     recording::Fill,
-    report::{Keyed, Report, Reports},
+    report::{Report, Reports},
     select::{Capture, MAX_READERS, Policy, Readers, Wants},
     settings::{KEYS, Settings},
 };
 
+/// Maximum size of the ring of a reader of the API, in bytes. All readers together leave room to root.
+pub const READER_RING: u32 = 4 << 20;
+/// Maximum number of pods that an answer excepts from the packets of the past: the answer has a bound, and each of them
+/// has up to 320 bytes.
+const MOST_EXCEPT: usize = 2000;
 /// Timeout for a program to write its request, to read the answer, and to close the connection.
 const PATIENCE: Duration = Duration::from_secs(2);
 /// Timeout of the agent between request and answer, all waits together, and for a round without the ring: a round can
@@ -137,12 +142,15 @@ impl Control {
         let is_reader = matches!(of, Subject::Reader { .. });
         let (wants, directions, settings) = match of {
             Subject::Capture { pods, interfaces, direction, settings } => {
-                (Wants::Named { pods, interfaces }, directions(&direction)?, parse(&settings)?)
+                (Wants::Named { pods, interfaces }, direction, parse(&settings)?)
             }
-            Subject::Reader { of, nics, direction, settings } => {
-                let (directions, settings) = (directions(&direction)?, parse(&settings)?);
+            Subject::Reader { of, direction: directions, settings } => {
+                if ring_bytes > READER_RING {
+                    bail!("the buffer of a reader has at most {} MiB", READER_RING >> 20);
+                }
+                let settings = parse(&settings)?;
                 let wants = match of {
-                    ReaderOf::Pods { namespace, name, labels } => {
+                    ReaderOf::Pods { namespace, name, labels, nics } => {
                         let (settings, none) = (settings.clone(), model::Request::default());
                         let request = model::Request { nics, directions, settings, ..none };
                         Wants::Reader(Box::new(Resource::of_reader(namespace, name, labels, request)))
@@ -152,17 +160,6 @@ impl Control {
                     }
                 };
                 (wants, directions, settings)
-            }
-            Subject::Mirror { namespace, name } => {
-                let name = name.parse::<Name>().map_err(|why| anyhow!(why))?;
-                let id = ResourceId { namespace: Some(namespace), name };
-                if readers.captures.iter().any(|capture| capture.stream() == Some(&id)) {
-                    bail!(
-                        "another program reads the stream of the {id} on this node; a stream has one reader at a time: stop \
-                         that program first"
-                    );
-                }
-                (Wants::Stream(id), Directions::Both, Settings::default())
             }
             Subject::Target(name) => {
                 let target = self.stream(&name)?;
@@ -193,25 +190,31 @@ impl Control {
         Ok((target, ring, fd))
     }
 
-    /// The packets of the past that belong to the pods that a capture selects.
+    /// The packets of the past that belong to the pods that a reader of the API selects.
     fn past_of(&self, capture: &Capture, report: &Report) -> Wanted {
-        let (id, named, filter) = match &capture.wants {
-            Wants::Reader(resource) => {
-                let filter = capture.settings.filter.as_ref().map(|filter| filter.text.clone());
-                (&resource.id, resource.named(), filter)
-            }
-            Wants::Stream(id) => match report.streams.get(id) {
-                Some(Keyed { named, filter, .. }) => (id, named.clone(), filter.clone()),
-                None => return Wanted::default(),
-            },
-            Wants::Named { .. } => return Wanted::default(),
-        };
-        let is_within = |pod: &&PodId| Some(&pod.namespace) == id.namespace.as_ref();
+        let Wants::Reader(resource) = &capture.wants else { return Wanted::default() };
+        let Capture { directions, settings, .. } = capture;
+        let filter = settings.filter.as_ref().map(|filter| filter.text.clone());
+        let nics = resource.request.as_ref().ok().and_then(|request| request.nics.clone());
+        let namespace = resource.id.namespace.as_ref();
+        let is_within = |pod: &&PodId| Some(&pod.namespace) == namespace;
         let present = report.pods.iter().flat_map(BTreeMap::keys).filter(is_within);
-        let except: BTreeSet<_> = present.map(PodId::to_string).collect();
-        let may_ask = id.namespace.as_ref().is_some_and(|namespace| self.policy.may_ask(namespace));
-        let of = if may_ask { &named - &except } else { BTreeSet::new() };
-        Wanted { of: Some(of), except, filter, ..Wanted::default() }
+        let mut except: BTreeSet<_> = present.map(PodId::to_string).collect();
+        let may_ask = namespace.is_some_and(|namespace| self.policy.may_ask(namespace));
+        let mut named = resource.named().filter(|named| may_ask && !except.contains(named));
+        // A pod that is left out of the exceptions could be one that opts out.
+        if except.len() > MOST_EXCEPT {
+            (named, except) = (None, BTreeSet::new());
+        }
+        Wanted {
+            of: Some(named.into_iter().collect()),
+            except,
+            nics: nics.map(BTreeSet::from_iter),
+            directions: *directions,
+            filter,
+            snaplen: settings.snaplen,
+            ..Wanted::default()
+        }
     }
 
     /// Returns the target of this name, if it is a stream.
@@ -228,11 +231,6 @@ impl Control {
             }
         }
     }
-}
-
-/// Reads the directions of a capture, as a request has them.
-fn directions(name: &str) -> anyhow::Result<Directions> {
-    Directions::from_name(name).ok_or_else(|| anyhow!("unknown direction {name:?}"))
 }
 
 /// Reads the settings of a capture, as a request has them.
@@ -352,55 +350,12 @@ async fn round_with(
                 .map(|why| format!("nothing is copied for this command yet: {why}; the agent retries"));
             let capture = readers.captures.iter().find(|capture| capture.ring == id);
             past = capture.map(|capture| control.past_of(capture, &report)).unwrap_or_default();
-            let skipped = capture.map(|capture| problems(capture, &report)).unwrap_or_default();
+            let skipped = capture.map(|capture| problems::of(capture, &report)).unwrap_or_default();
             unwritten.into_iter().chain(skipped).collect()
         }
         _ => vec!["the agent has not completed the request yet; it retries".into()],
     };
     Answer { target: target.to_string(), problems, past }
-}
-
-/// The reasons why a capture is not installed as requested.
-fn problems(capture: &Capture, report: &Report) -> Vec<String> {
-    let mirror = capture.mirror();
-    let Wants::Named { pods, interfaces } = &capture.wants else {
-        return problems_of_selected(&mirror, report);
-    };
-    let is_asked = |namespace: &str, name: &str| pods.contains(&(namespace.into(), name.into()));
-    let skipped = report.skipped.iter().filter(|skipped| match (&skipped.mirror, &skipped.pod) {
-        (Some(of), _) if *of == mirror => true,
-        // Another capture may select the pod, too.
-        (_, Some(pod)) if skipped.mirror.is_none() || skipped.is_of_capture() => {
-            is_asked(&pod.namespace, &pod.name)
-        }
-        (None, None) => skipped.nic.as_ref().is_some_and(|nic| interfaces.contains(nic)),
-        _ => false,
-    });
-    let said = skipped.map(|skipped| {
-        let subject = match (&skipped.pod, &skipped.nic) {
-            (Some(pod), Some(nic)) => format!("{pod} {nic}: "),
-            (Some(pod), None) => format!("{pod}: "),
-            (None, Some(nic)) => format!("{nic}: "),
-            (None, None) => String::new(),
-        };
-        format!("{subject}{}", skipped.why)
-    });
-    said.collect()
-}
-
-/// The same, for selected pods.
-fn problems_of_selected(mirror: &MirrorId, report: &Report) -> Vec<String> {
-    let all = report.resources.iter().chain(report.readers.values());
-    let of = all.filter(|coverage| coverage.of.mirror.as_ref() == Some(mirror));
-    let said = of.flat_map(|coverage| {
-        let refused = coverage.of.refused.iter().map(|(_, message)| message.clone());
-        let pods = coverage.not_covered.iter().map(|of| match &of.nic {
-            Some(nic) => format!("{} {nic}: {}", of.pod, of.message),
-            None => format!("{}: {}", of.pod, of.message),
-        });
-        refused.chain(pods)
-    });
-    said.collect()
 }
 
 /// Tells the agent to stop copying, and returns when no more packets can arrive.

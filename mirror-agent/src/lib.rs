@@ -28,10 +28,10 @@ pub mod netns;
 pub mod notes;
 mod pace;
 pub mod pods;
+pub mod readers;
 pub mod reconcile;
 pub mod recording;
 pub mod report;
-pub mod streams;
 pub mod when_read;
 
 use mirror_core::{annotations, filter, mirror_iface, model, plan, select, settings};

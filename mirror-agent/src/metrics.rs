@@ -2,8 +2,9 @@
 //!
 //! Packets, bytes and the state of the mirrors are read from the pinned maps and the newest report at each scrape. Only
 //! events without a lasting state (durations, failures) are counted as they happen, by the loop and the source of pods.
-//! This module cannot change any mirror. The metrics of the controller are in [`controller`].
+//! This module cannot change any mirror. [`apiserver`] and [`controller`] have metrics of their own.
 
+pub mod apiserver;
 pub mod controller;
 mod maps;
 mod sums;
@@ -123,7 +124,7 @@ impl LoopMetrics {
     }
 }
 
-/// Creates the counter of failed requests to the Kubernetes API, which the agent and the controller have.
+/// Creates the counter of failed requests to the Kubernetes API.
 fn request_errors() -> prometheus::Result<IntCounterVec> {
     let help = "Requests to the Kubernetes API that failed, by the status code of the answer; none: without an answer.";
     IntCounterVec::new(Opts::new("podmirror_api_request_errors_total", help), &["code"])
@@ -271,7 +272,6 @@ fn register_report(
         coverage,
         resources: _,
         targets: _,
-        streams: _,
         mirrors: _,
         found: _,
     } = report;

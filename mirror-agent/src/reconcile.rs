@@ -234,15 +234,10 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
         let asked = |pod: &Pod| (pod.id.clone(), choice.unasked.get(&pod.id).copied());
         report.pods = listed.as_deref().map(|pods| pods.iter().map(asked).collect());
 
-        let look = self.look(pods.as_deref(), &choice.wanted, &readers.captures, &mut report.failures);
+        let look = self.look(pods.as_deref(), &choice, &readers.captures, &mut report.failures);
         let (node, selection) = look.await?;
-        let inputs = Inputs {
-            listed: listed.as_deref(),
-            resources: &resources,
-            mirror_targets: &mirror_targets,
-            readers: &readers,
-            choice,
-        };
+        let inputs =
+            Inputs { listed: listed.as_deref(), mirror_targets: &mirror_targets, readers: &readers, choice };
         let decision = self.memory.decide(&inputs, &node, selection, report, Instant::now());
         let mut carried = self.carry_out(&decision, &node.actual, report).await;
         self.is_behind = carried.is_behind;

@@ -14,8 +14,9 @@
 //! Packets keep the order of the ring, although timestamps of different CPUs can be slightly out of order. The order
 //! within a flow is that of the ring, and sorting by time could break it.
 //!
-//! The memory of a recorder is bounded: by [`Kept`], by some MiB of interface descriptions, and by 64 KiB of blocks
-//! that are not written yet, plus the segments of one record.
+//! The memory of a recorder is bounded: by [`Kept`], by some MiB of interface descriptions, and by the blocks that are
+//! not written yet. These are 64 KiB, and what comes at a time: the segments of a record, a note or a block of the past,
+//! the descriptions of new interfaces, or the counters of all interfaces.
 
 use std::{fmt, fs::File, io, os::fd::BorrowedFd, path::PathBuf, time::Duration};
 
@@ -298,7 +299,7 @@ impl Recorder {
         self.note(described);
     }
 
-    /// Appends notes, or, before any source is added, a block of another recording: the packets of the past, their
+    /// Appends a note, or, before any source is added, a block of another recording: the packets of the past, their
     /// interfaces and counters. Only for [`Kept::All`].
     pub fn append(&mut self, block: &[u8]) -> anyhow::Result<Progress> {
         match block.first_chunk().map(|kind| u32::from_le_bytes(*kind)) {

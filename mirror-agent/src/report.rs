@@ -17,8 +17,8 @@ use mirror_core::{
 use tokio::{sync::watch, time::Instant};
 
 use crate::{
-    model::{Device, Ended, MirrorId, PodId, Request, Resource, ResourceId, RingId, TargetName},
-    select::{BadAnnotation, Coverage, Policy, Skipped, Unasked},
+    model::{Device, Ended, MirrorId, PodId, RingId, TargetName},
+    select::{BadAnnotation, Coverage, Skipped, Unasked},
 };
 
 /// The newest report.
@@ -65,8 +65,6 @@ pub struct Report {
     pub found: Arc<Mirrors>,
     /// The MirrorTargets and their state on this node; none before the first list.
     pub targets: Vec<TargetState>,
-    /// The Mirrors with a stream, and the key of each.
-    pub streams: BTreeMap<ResourceId, Keyed>,
     /// The invalid annotations.
     pub bad: BTreeSet<BadAnnotation>,
     /// The operations that failed in this round; they are retried.
@@ -96,30 +94,6 @@ pub enum Stage {
     Installed,
     /// A limit has ended it.
     Ended(Ended),
-}
-
-/// A Mirror with a stream.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Keyed {
-    /// The UID of the Mirror: distinguishes it from an earlier one of the same name.
-    pub uid: String,
-    /// The SHA-256 of the key that a reader must present.
-    pub key_sha256: [u8; 32],
-    /// The pods that it selects without their labels: [`Resource::named`](crate::model::Resource::named).
-    pub named: BTreeSet<String>,
-    /// Its filter.
-    pub filter: Option<String>,
-}
-
-impl Keyed {
-    /// The stream of a Mirror, if it has one.
-    pub fn of(resource: &Resource, policy: &Policy) -> Option<Self> {
-        let Request { filter, stream, .. } = resource.request.as_ref().ok()?;
-        let namespace = resource.id.namespace.as_deref()?;
-        let named = if policy.may_ask(namespace) { resource.named() } else { BTreeSet::new() };
-        let (uid, filter) = (resource.uid.clone(), filter.clone());
-        Some(Self { uid, key_sha256: stream.as_ref()?.key_sha256, named, filter })
-    }
 }
 
 /// A NIC of a pod, and whether its tap sees all of its packets.
@@ -171,7 +145,6 @@ impl Default for Report {
             mirrors: Mirrors::new(),
             found: Arc::default(),
             targets: Vec::new(),
-            streams: BTreeMap::new(),
             bad: BTreeSet::new(),
             failures: BTreeSet::new(),
         }

@@ -23,7 +23,7 @@ use kube::CustomResourceExt as _;
 use serde_json::Value;
 
 pub use self::{
-    mirror::{ClusterMirror, ClusterMirrorSpec, Direction, MAX_NAME, Mirror, MirrorSpec, Stream, TargetRef},
+    mirror::{ClusterMirror, ClusterMirrorSpec, Direction, MAX_NAME, Mirror, MirrorSpec, TargetRef},
     node::{
         Cut, MirrorNode, MirrorNodeFields, MirrorNodeStatus, MirrorSummary, Packets, Pods, Refusal,
         TargetSummary, Uncovered,

@@ -33,8 +33,6 @@ pub(crate) const NAMES_MESSAGE: &str = "the name must have at most 63 characters
     doc = "Mirror copies packets of the pods of its namespace to a target. Each node copies the packets of its own \
            pods. The pods do not change.",
     validation = Rule::new(NAMES).message(NAMES_MESSAGE),
-    validation = Rule::new("!has(self.spec.stream) || !has(self.spec.targetRef)")
-        .message("spec.stream and spec.targetRef are mutually exclusive: remove one of them"),
     printcolumn(name = "Ready", type_ = "string", json_path = ".status.conditions[?(@.type=='Ready')].status"),
     printcolumn(name = "Reason", type_ = "string", json_path = ".status.conditions[?(@.type=='Ready')].reason"),
     printcolumn(name = "Target", type_ = "string", json_path = ".spec.targetRef.name"),
@@ -70,11 +68,6 @@ pub struct MirrorSpec {
     /// Target that receives the copies. Defaults to the mirror interface of the node.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub target_ref: Option<TargetRef>,
-    /// Streams the copies to a program that presents a key, instead of to a target. Packets are copied only
-    /// while such a program is connected. kubectl mirror tail creates such Mirrors. Not allowed in a
-    /// ClusterMirror.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub stream: Option<Stream>,
 }
 
 /// ClusterMirrorSpec selects namespaces, pods and packets, and names the target of the copies.
@@ -90,7 +83,6 @@ pub struct MirrorSpec {
     doc = "ClusterMirror copies packets of pods of several namespaces to a target. Each node copies the packets of its \
            own pods. The pods do not change.",
     validation = Rule::new(NAMES).message(NAMES_MESSAGE),
-    validation = Rule::new("!has(self.spec.stream)").message("spec.stream is allowed only in a Mirror"),
     printcolumn(name = "Ready", type_ = "string", json_path = ".status.conditions[?(@.type=='Ready')].status"),
     printcolumn(name = "Reason", type_ = "string", json_path = ".status.conditions[?(@.type=='Ready')].reason"),
     printcolumn(name = "Enforced", type_ = "boolean", json_path = ".spec.enforced"),
@@ -143,22 +135,4 @@ pub struct TargetRef {
     /// Name of a MirrorTarget, or of a target that the administrator of the nodes defined with the agent's
     /// flag --define-target or the chart's value targets.
     pub name: String,
-}
-
-/// Stream identifies the program that receives the copies of a Mirror, and limits it to certain pods.
-#[derive(Serialize, Deserialize, JsonSchema, Debug, Clone, Default, PartialEq, Eq)]
-#[serde(rename_all = "camelCase")]
-pub struct Stream {
-    /// SHA-256 of the key, in 64 hexadecimal digits. The agents send the copies to the program that presents
-    /// the key.
-    #[schemars(regex(pattern = r"^[0-9a-f]{64}$"))]
-    pub key_sha256: String,
-    /// Names of the pods to stream, among those that podSelector selects. Defaults to all of them.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(
-        length(min = 1, max = 64),
-        inner(length(min = 1, max = 253)),
-        extend("x-kubernetes-list-type" = "set")
-    )]
-    pub pods: Option<Vec<String>>,
 }

@@ -3,6 +3,8 @@
 //! The messages are JSON, without a form for other versions: server and agents compare their versions when they connect.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
+use kube::core::ObjectList;
+pub use mirror_core::status::PodReport;
 use serde::{Deserialize, Serialize};
 
 use crate::{Direction, SettingsSpec};
@@ -20,8 +22,6 @@ pub struct ReadRequest {
     pub of: ReadOf,
     /// Direction of the packets. `None`: both.
     pub direction: Option<Direction>,
-    /// NICs of the pods, by their names inside the pod. `None`: all.
-    pub nics: Option<Vec<String>>,
     /// Selection of packets, and limits.
     pub settings: SettingsSpec,
     /// Whether super-frames are kept as the kernel has them.
@@ -46,6 +46,8 @@ pub enum ReadOf {
         name: Option<String>,
         /// Their labels. Empty: any.
         labels: LabelSelector,
+        /// Their NICs, by their names inside the pod. `None`: all.
+        nics: Option<Vec<String>>,
     },
     /// An interface of the node, by name.
     Interface(String),
@@ -65,6 +67,21 @@ pub struct Note {
     pub message: String,
 }
 
+/// A request for the reports about pods of a node. The agent answers with [`PodReport`]s.
+#[derive(Serialize, Deserialize, Debug, Clone, PartialEq, Eq)]
+#[serde(deny_unknown_fields, rename_all = "camelCase")]
+pub struct ReportRequest {
+    /// Namespace of the pods. `None`: all.
+    pub namespace: Option<String>,
+    /// Name of the only pod. `None`: all pods.
+    pub name: Option<String>,
+    /// Time in milliseconds over which rates are measured. `None`: no rates.
+    pub interval_millis: Option<u64>,
+}
+
+/// The answer of the API to a request for the reports about several pods.
+pub type PodReportList = ObjectList<PodReport>;
+
 #[cfg(test)]
 mod tests {
     #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
@@ -82,12 +99,12 @@ mod tests {
                 match_labels: Some([("app".to_owned(), "web".to_owned())].into()),
                 ..LabelSelector::default()
             },
+            nics: Some(vec!["eth0".to_owned()]),
         };
         for of in [pods, ReadOf::Interface("eth0".to_owned())] {
             let request = ReadRequest {
                 of,
                 direction: Some(Direction::Ingress),
-                nics: Some(vec!["eth0".to_owned()]),
                 settings: SettingsSpec { filter: Some("tcp".to_owned()), ..SettingsSpec::default() },
                 super_frames: true,
                 since_seconds: Some(300),

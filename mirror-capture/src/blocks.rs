@@ -6,7 +6,7 @@
 
 use core::net::IpAddr;
 
-use crate::pcapng::{NOTE, Names};
+use crate::pcapng::{Direction, NOTE, Names};
 
 /// Maximum length of a block: the longest packet, with its options.
 const MOST: usize = 512 << 10;
@@ -39,6 +39,8 @@ pub struct Description {
     pub description: Option<String>,
     /// The filter of its packets.
     pub filter: Option<String>,
+    /// The device. In the stream of a server, it is the node.
+    pub hardware: Option<String>,
     /// A comment.
     pub comment: Option<String>,
 }
@@ -143,6 +145,7 @@ fn parse(kind: u32, block: &[u8], body: &[u8]) -> Result<Option<Block>, &'static
                 name: text(2).unwrap_or_default(),
                 description: text(3),
                 filter,
+                hardware: text(15),
                 comment: text(1),
             })))
         }
@@ -184,6 +187,17 @@ fn parse(kind: u32, block: &[u8], body: &[u8]) -> Result<Option<Block>, &'static
         }
         NOTE => Ok(option(body, 1).map(text).map(Block::Note)),
         _ => Ok(None),
+    }
+}
+
+/// The direction of the packet in a block, seen from its interface, if it is known.
+pub fn direction(block: &[u8]) -> Option<Direction> {
+    let captured = word(block, 20)? as usize;
+    let options = block.get(28 + captured.next_multiple_of(4)..block.len().checked_sub(4)?)?;
+    match option(options, 2)?.first()? & 3 {
+        1 => Some(Direction::Inbound),
+        2 => Some(Direction::Outbound),
+        _ => None,
     }
 }
 

@@ -43,6 +43,9 @@ pub struct Options {
     pub user_fields: AuthInfo,
     /// Timeout for the answer to a request to begin.
     pub request_timeout: Option<Duration>,
+    /// Whether an answer that the server may give later (429, 503, 504) is an error at once. Otherwise such a request is
+    /// repeated, for some minutes.
+    pub no_retry: bool,
 }
 
 /// The environment variables and the home directory.
@@ -78,5 +81,7 @@ impl Environment {
 ///
 /// There is neither of them, or the kubeconfig is invalid.
 pub async fn connect(options: &Options, environment: &Environment) -> anyhow::Result<Client> {
-    connection::client(kubeconfig::load(options, environment).await?, options.request_timeout)
+    let mut access = kubeconfig::load(options, environment).await?;
+    access.config.default_retry &= !options.no_retry;
+    connection::client(access, options.request_timeout)
 }

@@ -12,6 +12,7 @@ mod resource;
 use std::{collections::BTreeMap, fmt, path::PathBuf, sync::Arc};
 
 use mirror_common::verdict::Direction;
+use serde::{Deserialize, Serialize};
 
 pub use self::{
     installed::{Actual, ActualTap, Capacity, Ended, Hidden, HookState, NoRoom, Program},
@@ -24,7 +25,7 @@ pub use self::{
     },
     name::{MirrorId, Name, TargetName},
     op::Op,
-    resource::{Operator, Request, Requirement, Resource, ResourceId, Selector, Stream, TargetResource},
+    resource::{Operator, Request, Requirement, Resource, ResourceId, Selector, TargetResource},
 };
 use crate::networks::Networks;
 
@@ -131,7 +132,8 @@ pub struct Pod {
 }
 
 /// A set of directions, seen from the pod. Without a pod, seen from the tapped interface.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Directions {
     /// Packets to the pod.
     Ingress,

@@ -1,10 +1,11 @@
 //! The status of a node, as `mirror-agent status` shows it: the types of `-o json`, the table, and the text about a
-//! pod.
+//! pod; and the reports about its pods, as the API of packets shows them.
 //!
 //! The types are a public interface: fields are added, but never renamed. The agent fills them from the pinned maps and
 //! from its notes. A program on another machine parses the JSON into the same types and prints the same table.
 
 mod explain;
+mod report;
 mod table;
 
 use std::collections::BTreeMap;
@@ -12,7 +13,10 @@ use std::collections::BTreeMap;
 use mirror_common::verdict::{Misfit, Verdict};
 use serde::{Deserialize, Serialize};
 
-pub use self::table::{columns, printable};
+pub use self::{
+    report::{MirrorReport, NicReport, PodMetadata, PodReport, Rates, Traffic},
+    table::{columns, printable},
+};
 use crate::settings::{Budget, SETTINGS, Setting};
 
 /// The verdicts of packets that should have been copied but were not.
@@ -21,6 +25,7 @@ pub const LOSSES: [Verdict; 5] =
 
 /// The reason that is reported for an ignored annotation.
 const BAD_ANNOTATION: &str = "BadAnnotation";
+const BAD_ANNOTATION_REMEDY: &str = "Correct the annotation, or remove it.";
 
 /// The status of a node.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

@@ -8,7 +8,7 @@ use std::ops::Deref;
 
 use serde_json::Value;
 
-use crate::{Agent, Container, Kubectl, Lab, LaggingApi, PodNs, Way, pod_object, relay::Relay};
+use crate::{Agent, Container, Kubectl, Lab, LaggingApi, PodNs, Relay, Way, pod_object};
 
 /// An API server as a node reaches it, and a Kubernetes namespace for one story.
 #[derive(Debug)]
@@ -74,7 +74,13 @@ impl Api {
 
     /// The port at which the node reaches the API server.
     pub fn port(&self) -> u16 {
-        self.relay.port()
+        self.relay.address().port()
+    }
+
+    /// Connects one more node to the API server, until the result is dropped.
+    #[track_caller]
+    pub fn connect(&self, lab: &Lab) -> Relay {
+        Relay::start(lab.node(), self.relay.address())
     }
 
     /// Starts another API server, which has the present objects and can be made to lag behind.

@@ -50,10 +50,11 @@ impl Cluster {
         let node = NODE.get_or_init(|| kubectl.cluster().node().unwrap_or_else(|error| panic!("{error:#}")));
         let host = Lab::at(&node.netns, &node.bpffs);
         let cluster = Self { host, address: node.address, kubectl, begun: Instant::now() };
-        // Removes the leftovers of killed test processes, and an agent of an earlier image.
+        // Removes an agent of an earlier image, and the leftovers of killed test processes. While the APIService exists
+        // without its server, no namespace could be deleted.
         SWEPT.call_once(|| {
-            cluster.kubectl(&format!("delete namespaces -l {LABEL}"));
             cluster.uninstall();
+            cluster.kubectl(&format!("delete namespaces -l {LABEL}"));
         });
         cluster.install();
         cluster.host.wait_taps(&[]);
@@ -63,11 +64,12 @@ impl Cluster {
         cluster
     }
 
-    /// Applies the published manifests, and waits until the agent is ready.
+    /// Applies the published manifests, and waits until the agent is ready, and the packets API too.
     #[track_caller]
     pub fn install(&self) {
         self.kubectl(&format!("apply -f {}", Self::manifests()));
         self.wait_rolled_out();
+        self.wait_served();
     }
 
     /// Applies the published manifests with this flag of the agent, and waits until the agent is ready.
@@ -114,6 +116,13 @@ impl Cluster {
             "-n {AGENT} rollout status daemonset/{AGENT} --timeout={}s",
             PATIENCE.as_secs()
         ));
+    }
+
+    /// Waits until the agent answers a request to the packets API.
+    #[track_caller]
+    pub fn wait_served(&self) {
+        let reports = format!("/apis/packets.podmirror.io/v1alpha1/namespaces/{AGENT}/podreports");
+        eventually(PATIENCE, || self.try_kubectl(&format!("get --raw {reports}")).map(drop));
     }
 
     /// The node.
@@ -187,16 +196,21 @@ impl Cluster {
 
     /// The process in the agent's container with these arguments, if one runs.
     pub fn pid_of(&self, arguments: &[&str]) -> Option<u32> {
+        self.pids_of(arguments).first().copied()
+    }
+
+    /// The processes of the agent's image with these arguments.
+    pub fn pids_of(&self, arguments: &[&str]) -> Vec<u32> {
         let command: String =
             [&["/mirror-agent"], arguments].concat().iter().map(|word| format!("{word}\0")).collect();
         let is_it =
             |pid: &u32| fs::read(format!("/proc/{pid}/cmdline")).is_ok_and(|line| line == command.as_bytes());
         let entries = fs::read_dir("/proc").unwrap().flatten();
-        entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).find(is_it)
+        entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).filter(is_it).collect()
     }
 
     /// The process of a component of a cluster that was built here, if it runs.
-    pub(crate) fn component(&self, component: &str) -> Option<i32> {
+    pub fn component(&self, component: &str) -> Option<i32> {
         self.components().pid(component)
     }
 

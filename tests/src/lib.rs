@@ -95,7 +95,7 @@ pub use pods_file::{PodSpec, PodsFile};
 pub use proxy::Proxy;
 pub use reader::Reader;
 pub use recipe::Recipe;
-pub use relay::Way;
+pub use relay::{Relay, Way};
 pub use status::{Counts, PodRef, PodSide, SessionStatus, Status, TapStatus, Target};
 pub use switch::Switch;
 pub use tail::{FilePacket, PacketFile, PipedTail, Tail};

@@ -27,14 +27,15 @@ pub enum Way {
 
 /// Listens, mostly in a node's network namespace at the server's address, and connects to a server in the tests' own
 /// namespace. Closed on drop.
-pub(crate) struct Relay {
+pub struct Relay {
     listener: TcpListener,
     road: Arc<Road>,
 }
 
 impl Relay {
+    /// Starts a relay to a server. The node must have the server's address.
     #[track_caller]
-    pub(crate) fn start(netns: &Netns, server: SocketAddr) -> Self {
+    pub fn start(netns: &Netns, server: SocketAddr) -> Self {
         Self::with_listener(netns.enter(|| TcpListener::bind(server)).unwrap(), server)
     }
 
@@ -61,8 +62,8 @@ impl Relay {
         Self { listener, road }
     }
 
-    pub(crate) fn port(&self) -> u16 {
-        self.listener.local_addr().unwrap().port()
+    pub(crate) fn address(&self) -> SocketAddr {
+        self.listener.local_addr().unwrap()
     }
 
     /// Connects new connections to another server, and closes the present connections.
@@ -72,7 +73,7 @@ impl Relay {
     }
 
     /// Changes the treatment of the traffic from now on.
-    pub(crate) fn set(&self, way: Way) {
+    pub fn set(&self, way: Way) {
         *self.road.way.lock().unwrap() = way;
         self.road.changed.notify_all();
         if way == Way::Refused {

@@ -6,6 +6,7 @@
 use std::{
     fs::{self, File},
     io::{self, PipeReader},
+    net::IpAddr,
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
 };
@@ -247,6 +248,10 @@ pub struct PacketFile {
     pub statistics: Vec<(u64, u64)>,
     /// For each interface with statistics: packets that a rate or a budget has not let through.
     pub limited: Vec<u64>,
+    /// Addresses and their names, in order.
+    pub names: Vec<(IpAddr, String)>,
+    /// The comments of blocks with names.
+    pub comments: Vec<String>,
 }
 
 impl PacketFile {
@@ -278,12 +283,32 @@ impl PacketFile {
                     file.statistics.push((count(4), count(5)));
                     file.limited.push(count(7));
                 }
+                4 => file.add_names(block),
                 6 => file.packets.push(file.packet(block)),
                 _ => assert_eq!(kind, 0x0a0d_0d0a, "a block of another kind"),
             }
             at += length as usize;
         }
         file
+    }
+
+    /// Adds the records of a block, up to the one of kind 0, and its comment.
+    fn add_names(&mut self, mut block: &[u8]) {
+        loop {
+            let (head, rest) = block.split_at(4);
+            let [kind, length] = [0, 2].map(|at| usize::from(u16::from_le_bytes([head[at], head[at + 1]])));
+            let record = &rest[..length];
+            block = &rest[length.next_multiple_of(4)..];
+            let (address, name): (IpAddr, _) = match kind {
+                0 => break,
+                1 => (<[u8; 4]>::try_from(&record[..4]).unwrap().into(), &record[4..]),
+                2 => (<[u8; 16]>::try_from(&record[..16]).unwrap().into(), &record[16..]),
+                kind => panic!("a record of kind {kind}"),
+            };
+            let name = name.strip_suffix(&[0]).unwrap();
+            self.names.push((address, String::from_utf8(name.to_vec()).unwrap()));
+        }
+        self.comments.extend(option(block, 1).map(|text| String::from_utf8(text.to_vec()).unwrap()));
     }
 
     fn packet(&self, block: &[u8]) -> FilePacket {

@@ -75,7 +75,7 @@ fn printed() -> Result<[(&'static str, String); 2]> {
 
 /// The files that helm and helm-docs make of the chart.
 fn of_chart() -> Result<[(&'static str, String); 2]> {
-    let rendered = HEAD.to_owned() + &without_helm(&chart::rendered()?);
+    let rendered = api_service_first(&(HEAD.to_owned() + &without_helm(&chart::rendered()?)))?;
     Ok([("deploy/rendered/podmirror.yaml", rendered), ("deploy/chart/README.md", chart::readme()?)])
 }
 
@@ -86,9 +86,29 @@ fn without_helm(rendered: &str) -> String {
     rendered.lines().filter(ours).flat_map(|line| [line, "\n"]).collect()
 }
 
+/// Moves the APIService to the beginning, because kubectl deletes the objects in the order of the file: while the
+/// APIService exists without its server, Kubernetes completes the deletion of no namespace.
+fn api_service_first(manifest: &str) -> Result<String> {
+    const END: &str = "\n---\n";
+    let mut documents: Vec<_> = manifest.trim_end().split(END).collect();
+    let place = documents.iter().position(|document| document.contains("\nkind: APIService\n"));
+    let service = documents.remove(place.context("the chart has no APIService")?);
+    // The comments of the head are before the first document.
+    documents.insert(1, service);
+    Ok(documents.join(END) + "\n")
+}
+
 #[cfg(test)]
 mod tests {
-    use super::without_helm;
+    use super::{api_service_first, without_helm};
+
+    #[test]
+    fn kubectl_deletes_the_apiservice_first() {
+        let manifest = "# a\n---\nkind: Namespace\n---\n# b\nkind: APIService\nspec:\n---\nkind: c\n";
+        let expected = "# a\n---\n# b\nkind: APIService\nspec:\n---\nkind: Namespace\n---\nkind: c\n";
+        assert_eq!(api_service_first(manifest).ok().as_deref(), Some(expected));
+        assert!(api_service_first("# a\n---\nkind: Namespace\n").is_err());
+    }
 
     #[test]
     fn what_kubectl_applies_does_not_say_that_helm_manages_it() {

@@ -164,7 +164,11 @@ impl Level {
                 fuzz::run(arguments)
             }
             Self::Prog => test_target(&name).arg("--").args(arguments).run(),
-            Self::Readers => stories(&name, arguments)?.env(readers::VARIABLE, readers::bring()?).run(),
+            Self::Readers => {
+                let mut test = stories(&name, arguments)?;
+                test.env("MIRROR_PLUGIN", workspace::program("kubectl-mirror")?);
+                test.env(readers::VARIABLE, readers::bring()?).run()
+            }
             // Only the stories that the arguments select.
             Self::Netns if !arguments.is_empty() => {
                 ["netns", "traffic"].into_iter().try_for_each(|target| stories(target, arguments)?.run())

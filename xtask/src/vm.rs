@@ -180,6 +180,7 @@ fn script(levels: &[(Level, &[String])]) -> Result<String> {
         if *level == Level::Readers {
             programs::bring(&programs::CAPTURES)?;
             export(&mut script, readers::VARIABLE, &readers::bring()?)?;
+            export(&mut script, "MIRROR_PLUGIN", &workspace::program("kubectl-mirror")?)?;
         }
         writeln!(script, "echo '==> level {}'", level.name())?;
         // One story at a time, because emulation is slow. The tests of the programs keep a CPU busy and hardly wait, so

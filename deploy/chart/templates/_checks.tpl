@@ -24,9 +24,6 @@
 {{- fail (printf "target: %q does not exist; use one of targets, or \"default\", which is the mirror interface" $default) }}
 {{- end }}
 {{- $metrics := .Values.metrics }}
-{{- if eq $metrics.listen .Values.streamListen }}
-{{- fail (printf "metrics.listen and streamListen are both %s: use different ports" .Values.streamListen) }}
-{{- end }}
 {{- if and $metrics.podMonitor.enabled $metrics.serviceMonitor.enabled }}
 {{- fail "metrics.podMonitor and metrics.serviceMonitor would both scrape every pod: enable one of them" }}
 {{- end }}

@@ -12,6 +12,10 @@
 {{- printf "%s-controller" (include "podmirror.fullname" . | trunc 52 | trimSuffix "-") }}
 {{- end }}
 
+{{- define "podmirror.apiserver.fullname" -}}
+{{- printf "%s-apiserver" (include "podmirror.fullname" . | trunc 53 | trimSuffix "-") }}
+{{- end }}
+
 {{- define "podmirror.serviceAccount" -}}
 {{- .Values.serviceAccount.name | default (ternary (include "podmirror.fullname" .) "default" .Values.serviceAccount.create) }}
 {{- end }}
@@ -19,6 +23,11 @@
 {{- define "podmirror.controller.serviceAccount" -}}
 {{- $values := .Values.controller.serviceAccount }}
 {{- $values.name | default (ternary (include "podmirror.controller.fullname" .) "default" $values.create) }}
+{{- end }}
+
+{{- define "podmirror.apiserver.serviceAccount" -}}
+{{- $values := .Values.apiserver.serviceAccount }}
+{{- $values.name | default (ternary (include "podmirror.apiserver.fullname" .) "default" $values.create) }}
 {{- end }}
 
 {{- /* Whether Kubernetes has ValidatingAdmissionPolicies, the node's name in the tokens of pods, and AppArmor as a field. */ -}}
@@ -47,7 +56,7 @@ app.kubernetes.io/component: {{ . }}
 {{- end }}
 
 {{- /* The metadata of an object: `root`, `name`, `component`; `scope` is "cluster" for an object without a namespace;
-`labels` and `annotations` of its own. */ -}}
+`namespace`, if it is not that of the release; `labels` and `annotations` of its own. */ -}}
 {{- define "podmirror.metadata" -}}
 {{- $root := .root }}
 {{- $chart := printf "%s-%s" $root.Chart.Name $root.Chart.Version | replace "+" "_" }}
@@ -55,7 +64,7 @@ app.kubernetes.io/component: {{ . }}
 metadata:
   name: {{ .name }}
   {{- if ne (.scope | default "") "cluster" }}
-  namespace: {{ $root.Release.Namespace }}
+  namespace: {{ .namespace | default $root.Release.Namespace }}
   {{- end }}
   labels:
     {{- toYaml (merge (include "podmirror.selectorLabels" . | fromYaml) $ours (.labels | default dict) $root.Values.commonLabels) | nindent 4 }}
@@ -65,7 +74,8 @@ metadata:
   {{- end }}
 {{- end }}
 
-{{- /* A role or a cluster role, bound to the service account of a component. */ -}}
+{{- /* A role or a cluster role, bound to the service account of a component. `role`: its name, if it is not that of the
+binding. */ -}}
 {{- define "podmirror.binding" -}}
 apiVersion: rbac.authorization.k8s.io/v1
 kind: {{ .kind }}Binding
@@ -73,7 +83,7 @@ kind: {{ .kind }}Binding
 roleRef:
   apiGroup: rbac.authorization.k8s.io
   kind: {{ .kind }}
-  name: {{ .name }}
+  name: {{ .role | default .name }}
 subjects:
   - kind: ServiceAccount
     name: {{ .serviceAccount }}
@@ -125,11 +135,24 @@ args: [{{ index . 0 }}{{ range index . 1 }}, {{ quote . }}{{ end }}]
 {{- end }}
 
 {{- /* The wildcard address of IPv4 does not accept the connections to a pod that has only an IPv6 address. */ -}}
-{{- define "podmirror.controller.listen" -}}
+{{- define "podmirror.wildcard" -}}
 {{- $services := dict }}
 {{- if .Values.checkCluster }}{{ $services = lookup "v1" "Service" "default" "kubernetes" }}{{ end }}
-{{- $default := ternary "[::]:10706" "0.0.0.0:10706" (contains ":" (dig "spec" "clusterIP" "" ($services | default dict))) }}
-{{- .Values.controller.listen | default $default }}
+{{- ternary "[::]" "0.0.0.0" (contains ":" (dig "spec" "clusterIP" "" ($services | default dict))) }}
+{{- end }}
+
+{{- define "podmirror.controller.listen" -}}
+{{- .Values.controller.listen | default (printf "%s:10706" (include "podmirror.wildcard" .)) }}
+{{- end }}
+
+{{- /* Not the port of the agents: with `hostNetwork`, the server has the node's network, too. */ -}}
+{{- define "podmirror.apiserver.listen" -}}
+{{- .Values.apiserver.listen | default (printf "%s:10710" (include "podmirror.wildcard" .)) }}
+{{- end }}
+
+{{- /* The same for the server and the agents: a reader that an agent ended earlier would begin again. */ -}}
+{{- define "podmirror.apiserver.maxDuration" -}}
+{{- .Values.apiserver.maxDuration | default .Values.ceilings.maxMirrorDuration | default "1h" }}
 {{- end }}
 
 {{- define "podmirror.apparmor.annotation" -}}

@@ -1,8 +1,8 @@
 //! [`findings`]: evaluates the facts about a cluster. Pure.
 //!
-//! This module has the checks that need no agent: the server, the nodes, the network and the CRDs; [`rights`] has those
-//! of the user's rights, and [`installed`] those of an installed podmirror. `check` reads the facts and prints the
-//! findings.
+//! This module has the checks before an installation: the server, the nodes, the network and the CRDs; [`rights`] has
+//! those of the user's rights, and [`installed`] those of an installed podmirror. `check` reads the facts and prints
+//! the findings.
 
 mod installed;
 mod rights;
@@ -16,6 +16,7 @@ use k8s_openapi::{
     },
     apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition,
     jiff::Timestamp,
+    kube_aggregator::pkg::apis::apiregistration::v1::APIService,
 };
 use kube::ResourceExt as _;
 use mirror_api::{MirrorNode, MirrorTarget, crds};
@@ -23,7 +24,7 @@ use serde::Serialize;
 
 pub(super) use self::rights::{Right, rights};
 use super::network;
-use crate::{nodes::Answer, screen};
+use crate::screen;
 
 /// Maximum number of nodes that a finding names.
 const MOST_NAMED: usize = 10;
@@ -59,8 +60,8 @@ pub(super) struct Facts {
     pub(super) controllers: Read<Vec<Deployment>>,
     pub(super) reports: Read<Vec<MirrorNode>>,
     pub(super) targets: Read<Vec<MirrorTarget>>,
-    /// The answers of the agents; `None`: the user lacks the right to ask them, or there are none.
-    pub(super) answers: Option<Vec<Answer>>,
+    /// The API of packets, as the API server knows it.
+    pub(super) packets: Read<Option<APIService>>,
 }
 
 /// The result of a check.

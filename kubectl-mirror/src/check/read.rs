@@ -1,4 +1,4 @@
-//! Reads the facts of `check`: from the API server, and from the agents if the user has the right to ask them.
+//! Reads the facts of `check` from the API server.
 //!
 //! This module evaluates nothing. A failure to read is also a fact.
 
@@ -12,23 +12,28 @@ use k8s_openapi::{
     },
     apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition,
     jiff::Timestamp,
+    kube_aggregator::pkg::apis::apiregistration::v1::APIService,
 };
 use kube::{
     Api, ResourceExt as _,
     api::{ListParams, PostParams},
 };
-use mirror_api::{MirrorNode, MirrorTarget, crds};
+use mirror_api::{
+    MirrorNode, MirrorTarget, crds,
+    packets::{GROUP, VERSION},
+};
 use tokio::time::timeout;
 
 use super::judge::{Facts, Read, Right, rights};
-use crate::{agents::AGENTS, cluster::Cluster, nodes};
+use crate::cluster::Cluster;
 
 /// Timeout for an answer of the API server.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// The label of the controller's Deployment.
+/// The labels of the agents' pods, and of the controller's Deployment.
+const AGENTS: &str = "app.kubernetes.io/component=agent";
 const CONTROLLER: &str = "app.kubernetes.io/component=controller";
 
-/// Reads all facts; the agents are asked last.
+/// Reads all facts.
 ///
 /// # Errors
 ///
@@ -38,11 +43,10 @@ pub(super) async fn facts(cluster: &Cluster) -> Read<Facts> {
     let server = within(client.apiserver_version()).await?.git_version;
     let all = ListParams::default();
     let [of_agents, of_controller] = [AGENTS, CONTROLLER].map(|labels| ListParams::default().labels(labels));
-    let mut rights = rights(namespace, agents);
+    let mut rights = rights(namespace);
     for right in &mut rights {
         right.is_granted = is_granted(cluster, right).await;
     }
-    let may_ask = rights.iter().filter(|of| of.resource == "pods/exec").all(|of| of.is_granted == Ok(true));
     Ok(Facts {
         plugin: env!("CARGO_PKG_VERSION"),
         agents: agents.clone(),
@@ -57,8 +61,7 @@ pub(super) async fn facts(cluster: &Cluster) -> Read<Facts> {
         reports: list(cluster.all::<MirrorNode>(), &all).await,
         targets: list(cluster.all::<MirrorTarget>(), &all).await,
         pods: list(cluster.of_agents::<Pod>(), &of_agents).await,
-        // The error would be that there is no agent, which other facts cover.
-        answers: if may_ask { nodes::ask(cluster, None).await.ok() } else { None },
+        packets: within(cluster.all::<APIService>().get_opt(&format!("{VERSION}.{GROUP}"))).await,
     })
 }
 
@@ -93,14 +96,9 @@ async fn installed_crds(cluster: &Cluster) -> Read<Vec<CustomResourceDefinition>
 
 /// Whether the user has this right.
 async fn is_granted(cluster: &Cluster, right: &Right) -> Read<bool> {
-    let (resource, subresource) = match right.resource.split_once('/') {
-        Some((resource, subresource)) => (resource, Some(subresource.to_owned())),
-        None => (right.resource, None),
-    };
     let resource_attributes = Some(ResourceAttributes {
         group: Some(right.group.to_owned()),
-        resource: Some(resource.to_owned()),
-        subresource,
+        resource: Some(right.resource.to_owned()),
         namespace: right.namespace.clone(),
         verb: Some(right.verb.to_owned()),
         ..ResourceAttributes::default()

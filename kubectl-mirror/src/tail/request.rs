@@ -1,140 +1,200 @@
-//! The Mirror that `tail` creates, its key, and its deletion.
-//!
-//! The key is random, and known only to this process and to the agents that receive it. The Mirror contains its
-//! SHA-256. So anyone who can create Mirrors in the namespace can read its packets.
+//! A request for packets: its URI, and its answer as blocks.
 
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
-use anyhow::Context as _;
-use kube::api::{DeleteParams, ListParams, PostParams, Preconditions};
-use mirror_api::{Mirror, MirrorSpec, Stream};
-use sha2::{Digest as _, Sha256};
-use tokio::time::timeout;
+use anyhow::{Context as _, Error, anyhow};
+use http_body_util::BodyExt as _;
+use kube::core::Selector;
+use mirror_api::SettingsSpec;
+use mirror_capture::{
+    blocks::{Block, Blocks},
+    merge::StreamId,
+    pcapng::Names,
+};
+use mirror_core::{settings::show_kubernetes_duration, status::printable};
+use tokio::sync::mpsc;
 
-use crate::{cli::TailArgs, cluster::Cluster, tell, workload::Selection};
+use super::course::Course;
+use crate::{cli::TailArgs, cluster::Cluster, packets, workload::Selection};
 
-/// The label of Mirrors that `tail` creates.
-const LABEL: &str = "podmirror.io/tail";
-/// How long a Mirror stays after its time limit, before another `tail` treats it as abandoned. The clocks of this
-/// machine and of the API server may differ.
-const GRACE: Duration = Duration::from_secs(300);
-/// Timeout for the API server to create or delete the Mirror.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// The beginning of the server's messages for people, and then of the reason for the end of a stream.
+pub(super) const SAYS: &str = "podmirror: ";
+pub(super) const END: &str = "end: ";
 
-pub(super) struct Request {
-    /// Its namespace and name, as in a request to an agent.
-    pub(super) mirror: String,
-    /// The key for its stream.
-    pub(super) key: String,
-    name: String,
-    uid: Option<String>,
+/// The difference between the numbers of two streams of a request.
+pub(super) const NEXT: StreamId = 1 << 32;
+/// The longest `timeoutSeconds`.
+const MAX_SECONDS: u64 = 99_999;
+
+/// An event of a stream. Each request that is sent is a separate stream.
+pub(super) type News = (StreamId, What);
+
+/// The kinds of events of a stream.
+pub(super) enum What {
+    /// The answer begins.
+    Began,
+    Blocks(Vec<Block>),
+    /// The answer has ended, for this reason of the server, or too early, or there was none.
+    Ended(anyhow::Result<String>),
 }
 
-impl Request {
-    pub(super) async fn make(
-        args: &TailArgs,
-        selection: &Selection,
-        cluster: &Cluster,
-    ) -> anyhow::Result<Self> {
-        let key = random::<32>()?;
-        let name = format!("tail-{}", random::<6>()?);
-        let spec = MirrorSpec {
-            pod_selector: selection.labels.clone(),
-            settings: args.settings()?,
-            stream: Some(Stream { key_sha256: sha256(&key), pods: selection.pods.clone() }),
-            ..MirrorSpec::default()
-        };
-        let mut mirror = Mirror::new(&name, spec);
-        mirror.metadata.labels = Some([(LABEL.to_owned(), "true".to_owned())].into());
-        let (api, namespace) = (cluster.own::<Mirror>(), &cluster.namespace);
-        let made = timeout(PATIENCE, api.create(&PostParams::default(), &mirror)).await;
-        let made = made.context("the API server does not answer").and_then(|made| Ok(made?));
-        let made = made.with_context(|| format!("cannot create a Mirror in namespace {namespace}"))?;
-        Ok(Self { mirror: format!("{namespace}/{name}"), key, name, uid: made.metadata.uid })
+/// A request, which is sent again after a gap.
+pub(super) struct Source {
+    /// The name of the pod, if there are several requests.
+    name: Option<String>,
+    parameters: Vec<(&'static str, String)>,
+    pub(super) course: Course,
+    /// The newest stream.
+    pub(super) id: StreamId,
+}
+
+impl Source {
+    /// The URI for the packets of a namespace, or of all, during this time.
+    pub(super) fn uri(&self, scope: Option<&str>, time: Duration) -> String {
+        let mut parameters = self.parameters.clone();
+        // Later streams go on after the past.
+        parameters.retain(|(key, _)| !(self.course.has_begun() && *key == "since"));
+        let seconds = time.as_secs().saturating_add(1).min(MAX_SECONDS);
+        parameters.push(("timeoutSeconds", seconds.to_string()));
+        packets::uri(scope, "packets", &parameters)
     }
 
-    pub(super) async fn delete(&self, cluster: &Cluster) -> anyhow::Result<()> {
-        let api = cluster.own::<Mirror>();
-        let preconditions = Preconditions { uid: self.uid.clone(), resource_version: None };
-        let params = DeleteParams { preconditions: Some(preconditions), ..DeleteParams::default() };
-        let deleted = timeout(PATIENCE, api.delete(&self.name, &params)).await;
-        let deleted = match deleted.context("the API server does not answer") {
-            Ok(Err(kube::Error::Api(status))) if status.code == 404 => Ok(()),
-            deleted => deleted.and_then(|deleted| Ok(deleted?)).map(drop),
-        };
-        deleted.with_context(|| {
-            format!("cannot delete the Mirror {}; it copies nothing, and you can delete it", self.mirror)
-        })
+    /// A message about the request.
+    pub(super) fn words(&self, text: &str) -> String {
+        let name = self.name.as_ref().map(|name| format!("{name}: ")).unwrap_or_default();
+        name + &printable(text)
     }
 }
 
-/// Deletes the abandoned Mirrors of `tail` commands that were killed. They copy nothing, so a failure is ignored.
-pub(super) async fn sweep(cluster: &Cluster) {
-    let api = cluster.own::<Mirror>();
-    let Ok(mirrors) = api.list(&ListParams::default().labels(LABEL)).await else { return };
-    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-    for mirror in mirrors.items.iter().filter(|mirror| is_left(mirror, now)) {
-        let name = mirror.metadata.name.as_deref().unwrap_or_default();
-        if api.delete(name, &DeleteParams::default()).await.is_ok() {
-            tell(&format!("deleted the Mirror {name}, which an earlier tail left behind"));
+/// The requests for the selected pods: one for each name, or one for all.
+pub(super) fn all(args: &TailArgs, selection: &Selection) -> anyhow::Result<Vec<Source>> {
+    let labels = Selector::try_from(selection.labels.clone());
+    let labels = labels.map_err(|error| anyhow!("{error}")).context("the selector of the workload")?;
+    let labels = labels.to_string();
+    let SettingsSpec { filter, snap_length, .. } = args.settings()?;
+    let yes = |is_set: bool| is_set.then(|| "true".to_owned());
+    let names = selection.pods.as_deref().unwrap_or_default();
+    let of = |id: StreamId, pod: Option<&String>| {
+        let parameters = [
+            ("watch", yes(true)),
+            ("fieldSelector", pod.map(|pod| format!("metadata.name={pod}"))),
+            ("labelSelector", Some(labels.clone()).filter(|labels| !labels.is_empty())),
+            ("filter", filter.clone()),
+            ("snapLength", snap_length.map(|length| length.to_string())),
+            ("superFrames", yes(args.super_frames)),
+            ("since", args.since.map(show_kubernetes_duration)),
+            ("follow", args.no_follow.then(|| "false".to_owned())),
+        ];
+        let parameters = parameters.into_iter().filter_map(|(key, value)| Some((key, value?)));
+        let name = pod.filter(|_| names.len() > 1).cloned();
+        Source { name, parameters: parameters.collect(), course: Course::default(), id }
+    };
+    Ok(match names {
+        [] => vec![of(0, None)],
+        names => (0..).zip(names).map(|(id, pod)| of(id, Some(pod))).collect(),
+    })
+}
+
+/// Sends a request, and passes its answer on. Without a receiver of the events, the request is dropped.
+pub(super) async fn read(cluster: Cluster, uri: String, id: StreamId, news: mpsc::Sender<News>) {
+    let ended = pass_on(&cluster, &uri, id, &news).await;
+    // The command may have ended.
+    let _ = news.send((id, What::Ended(ended))).await;
+}
+
+async fn pass_on(
+    cluster: &Cluster,
+    uri: &str,
+    id: StreamId,
+    news: &mpsc::Sender<News>,
+) -> anyhow::Result<String> {
+    let answer = tokio::select! {
+        answer = packets::get(cluster, uri) => answer?,
+        () = news.closed() => return Ok(String::new()),
+    };
+    news.send((id, What::Began)).await?;
+    let (mut body, mut blocks, mut why) = (answer.into_body(), Blocks::default(), None);
+    loop {
+        let frame = tokio::select! {
+            frame = body.frame() => frame,
+            () = news.closed() => return Ok(String::new()),
+        };
+        let Some(frame) = frame else { break };
+        blocks.push(&frame?.into_data().unwrap_or_default());
+        let mut complete = Vec::new();
+        while let Some(block) = blocks.pop().map_err(Error::msg)? {
+            if let Block::Names(Names { comment: Some(comment), .. }) = &block
+                && let Some(reason) = comment.strip_prefix(SAYS).and_then(|text| text.strip_prefix(END))
+            {
+                why = Some(reason.to_owned());
+            }
+            complete.push(block);
         }
+        news.send((id, What::Blocks(complete))).await?;
     }
-}
-
-/// Whether the time limit of a Mirror passed long ago. `now` is the time since the epoch.
-fn is_left(mirror: &Mirror, now: Duration) -> bool {
-    let duration = mirror.spec.settings.read().ok().and_then(|settings| settings.budget.duration);
-    let made =
-        mirror.metadata.creation_timestamp.as_ref().and_then(|time| u64::try_from(time.0.as_second()).ok());
-    match (made, duration) {
-        (Some(made), Some(duration)) => Duration::from_secs(made) + duration + GRACE < now,
-        _ => false,
-    }
-}
-
-/// Returns `N` random bytes, in hexadecimal digits.
-fn random<const N: usize>() -> anyhow::Result<String> {
-    let mut bytes = [0; N];
-    getrandom::fill(&mut bytes).context("cannot get random numbers from the system")?;
-    Ok(hex(&bytes))
-}
-
-fn sha256(text: &str) -> String {
-    hex(&Sha256::digest(text))
-}
-
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+    why.context("the answer was not complete")
 }
 
 #[cfg(test)]
 mod tests {
-    #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+    #![expect(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
-    use k8s_openapi::{apimachinery::pkg::apis::meta::v1::Time, jiff::Timestamp};
-    use mirror_api::{Limits, SettingsSpec};
+    use mirror_api::labels::{self, Labels};
+    use mirror_core::settings::{parse_duration, parse_filter, parse_snaplen};
+    use proptest::prelude::*;
 
     use super::*;
+    use crate::cli::{self, Command};
 
-    #[test]
-    fn a_key_is_random_and_its_hash_is_that_of_sha256sum() {
-        let [one, other] = [random::<32>().unwrap(), random::<32>().unwrap()];
-        assert!(one != other && one.len() == 64, "{one} {other}");
-        assert_eq!(sha256("abc"), "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad");
+    fn tail(words: &[&str]) -> TailArgs {
+        let words = ["kubectl-mirror", "tail"].iter().chain(words).map(Into::into);
+        let Command::Tail(args) = cli::read(words).unwrap().command else { panic!("no tail") };
+        args
+    }
+
+    /// The requests as pairs of keys and values.
+    fn requests(words: &[&str]) -> Vec<String> {
+        let args = tail(words);
+        let labels = args.which.selector.clone().map(|Labels(labels)| labels).unwrap_or_default();
+        let pods = args.which.workloads().unwrap().into_iter().map(|pod| pod.name).collect::<Vec<_>>();
+        let selection = Selection { labels, pods: (!pods.is_empty()).then_some(pods) };
+        let pair = |(key, value): &(&str, String)| format!("{key}={value}");
+        let all = all(&args, &selection).unwrap();
+        all.iter().map(|of| of.parameters.iter().map(pair).collect::<Vec<_>>().join(" ")).collect()
     }
 
     #[test]
-    fn only_a_mirror_whose_time_is_long_up_is_left() {
-        let mirror = |duration: Option<&str>| {
-            let limits = duration.map(|text| Limits { duration: Some(text.into()), ..Limits::default() });
-            let settings = SettingsSpec { limits, ..SettingsSpec::default() };
-            let mut mirror = Mirror::new("tail-1", MirrorSpec { settings, ..MirrorSpec::default() });
-            mirror.metadata.creation_timestamp = Some(Time(Timestamp::from_second(1000).unwrap()));
-            mirror
-        };
-        let at = Duration::from_secs;
-        assert!(!is_left(&mirror(Some("15m")), at(1000 + 900 + 300)));
-        assert!(is_left(&mirror(Some("15m")), at(1000 + 900 + 301)));
-        assert!(!is_left(&mirror(None), at(1 << 40)));
+    fn the_words_are_the_parameters_of_the_request() {
+        assert_eq!(requests(&["-l", ""]), ["watch=true"]);
+        assert_eq!(
+            requests(&["-l", "app==web,tier in (b, a)", "--snaplen", "96", "--", "tcp", "port 443"]),
+            ["watch=true labelSelector=app=web,tier in (a,b) filter=tcp port 443 snapLength=96"]
+        );
+        let past = "superFrames=true since=1h30m follow=false";
+        assert_eq!(
+            requests(&["pod", "web-0", "web-1", "--super-frames", "--since", "90m", "--no-follow"]),
+            ["web-0", "web-1"].map(|pod| format!("watch=true fieldSelector=metadata.name={pod} {past}"))
+        );
+    }
+
+    proptest! {
+        /// The server reads values with these functions.
+        #[test]
+        fn the_server_reads_what_was_typed(
+            app in "[a-z0-9]([a-z0-9_.-]{0,9}[a-z0-9])?", tiers in prop::collection::vec("[a-z0-9]{0,5}", 1..4),
+            operator in "(in|notin)", snaplen in 76..=15_616_u32, port: u16, seconds in 1..86_400_u64,
+        ) {
+            let labels = format!("app={app},tier {operator} ({}),!test", tiers.join(","));
+            let (length, since) = (snaplen.to_string(), format!("{seconds}s"));
+            let filter = format!("tcp port {port}");
+            let words = ["-l", &labels, "--snaplen", &length, "--since", &since, "--", &filter];
+            let all = all(&tail(&words), &Selection { labels: labels::parse(&labels).unwrap().0, pods: None }).unwrap();
+            let value = |key: &str| all[0].parameters.iter().find(|(of, _)| *of == key).unwrap().1.as_str();
+            let selector = |text: &str| Selector::try_from(labels::parse(text).unwrap().0).unwrap();
+            prop_assert_eq!(selector(value("labelSelector")), selector(&labels));
+            prop_assert_eq!(parse_filter(value("filter")).unwrap().text, filter);
+            prop_assert_eq!(parse_snaplen(value("snapLength")).unwrap(), snaplen);
+            prop_assert_eq!(parse_duration(value("since")).unwrap().as_secs(), seconds);
+        }
     }
 }

@@ -25,12 +25,14 @@ pub(super) struct Sink {
 }
 
 impl Sink {
-    /// Replaces this file, or uses standard output. Only the owner may read the file, because packets are confidential.
-    pub(super) fn open(file: Option<&Path>) -> anyhow::Result<Self> {
+    /// Replaces this file, unless it is open already, or uses standard output. Only the owner may read the file, because
+    /// packets are confidential.
+    pub(super) fn open(file: Option<&Path>, opened: Option<File>) -> anyhow::Result<Self> {
         let (mut output, place): (Box<dyn Write + Send>, _) = match file {
             Some(path) => {
                 let place = path.display().to_string();
-                (Box::new(create(path).with_context(|| format!("cannot create {place}"))?), place)
+                let file = opened.map_or_else(|| create(path), Ok);
+                (Box::new(file.with_context(|| format!("cannot create {place}"))?), place)
             }
             None => (Box::new(io::stdout()), "standard output".to_owned()),
         };

@@ -16,8 +16,6 @@ const OF_A_USER: usize = 5;
 const FOR_A_NAMESPACE: usize = 20;
 const TO_A_REPLICA: usize = 100;
 const STREAMS: usize = 2048;
-/// The time in seconds after which a client without a place can try again.
-const RETRY: u32 = 5;
 /// The time for which an unused rate accumulates.
 const BURST: Duration = Duration::from_millis(50);
 
@@ -59,7 +57,7 @@ impl Limits {
         let is_full = |(of, most): &&(String, usize)| taken.get(of).is_some_and(|count| count >= most);
         if let Some((of, most)) = counted.iter().find(is_full) {
             let message = format!("{most} {of} are open, and no more are allowed");
-            return Err(Refusal { retry: Some(RETRY), ..Refusal::new(429, "TooManyRequests", message) });
+            return Err(Refusal::for_now(429, "TooManyRequests", message));
         }
         let counted: Vec<_> = counted.into_iter().map(|(of, _)| of).collect();
         counted.iter().for_each(|of| *taken.entry(of.clone()).or_default() += 1);
@@ -123,7 +121,7 @@ mod tests {
             match enter(places.len()) {
                 Ok(place) => places.push(place),
                 Err(refusal) => {
-                    assert_eq!((refusal.code, refusal.retry), (429, Some(RETRY)));
+                    assert_eq!((refusal.code, refusal.retry), (429, Some(5)));
                     return (places, refusal.message);
                 }
             }

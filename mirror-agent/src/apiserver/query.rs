@@ -5,7 +5,7 @@
 //! all others, and a [`Scope`] is what is served as well as what the server has kube-apiserver authorise once more. The
 //! tests compare with a model of kube-apiserver's `requestinfo.go`, for any URI.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{borrow::Cow, collections::BTreeMap, time::Duration};
 
 use http::{Method, Uri};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
@@ -30,6 +30,8 @@ const MAX_NICS: usize = 32;
 const MAX_SINCE: Duration = Duration::from_secs(24 * 3600);
 /// Maximum time over which rates are measured.
 const MAX_INTERVAL: Duration = Duration::from_secs(5);
+/// The time in seconds after which a client can try again.
+const AGAIN: u32 = 5;
 
 /// A request that can be served.
 #[derive(Debug, Clone, PartialEq)]
@@ -159,7 +161,7 @@ pub struct Refusal {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Cause {
     /// The reason in one word.
-    pub reason: &'static str,
+    pub reason: Cow<'static, str>,
     /// The parameter, or the pod as `NAMESPACE/NAME`.
     pub field: String,
     /// The reason in a sentence.
@@ -172,12 +174,22 @@ impl Refusal {
         Self { code, reason, message: message.into(), causes: Vec::new(), retry: None }
     }
 
+    /// A refusal of the whole request, for now.
+    pub fn for_now(code: u16, reason: &'static str, message: impl Into<String>) -> Self {
+        Self { retry: Some(AGAIN), ..Self::new(code, reason, message) }
+    }
+
+    /// A refusal for now, because another program does not answer.
+    pub fn unavailable(message: impl Into<String>) -> Self {
+        Self::for_now(503, "ServiceUnavailable", message)
+    }
+
     /// A refusal because of a parameter.
     fn of(reason: &'static str, parameter: &str, value: &str, why: &str) -> Self {
         let field = start(parameter).to_owned();
         let message = format!("{field} {:?}: {why}", start(value));
         let refusal = Self::new(400, "BadRequest", message.clone());
-        Self { causes: vec![Cause { reason, field, message }], ..refusal }
+        Self { causes: vec![Cause { reason: reason.into(), field, message }], ..refusal }
     }
 }
 
@@ -218,7 +230,12 @@ fn packets(scope: Scope, labels: LabelSelector, values: &Values) -> Result<Query
         values.require("fieldSelector", only_name)?;
         ReadOf::Interface(values.require("interface", device_name)?)
     } else {
-        ReadOf::Pods { namespace: scope.namespace.clone(), name: scope.name.clone(), labels }
+        let nics = values.get("nics", |text| {
+            let nics = text.split(',').map(device_name).collect::<Result<Vec<_>, _>>()?;
+            let most = || format!("use at most {MAX_NICS} names");
+            (nics.len() <= MAX_NICS).then_some(nics).ok_or_else(most)
+        })?;
+        ReadOf::Pods { namespace: scope.namespace.clone(), name: scope.name.clone(), labels, nics }
     };
     let directions =
         [("Both", Direction::Both), ("Ingress", Direction::Ingress), ("Egress", Direction::Egress)];
@@ -226,11 +243,6 @@ fn packets(scope: Scope, labels: LabelSelector, values: &Values) -> Result<Query
     let read = ReadRequest {
         of,
         direction: values.get("direction", |text| one_of(text, &directions))?,
-        nics: values.get("nics", |text| {
-            let nics = text.split(',').map(device_name).collect::<Result<Vec<_>, _>>()?;
-            let most = || format!("use at most {MAX_NICS} names");
-            (nics.len() <= MAX_NICS).then_some(nics).ok_or_else(most)
-        })?,
         settings: SettingsSpec {
             filter: values.get("filter", |text| parse_filter(text).map(|filter| filter.text))?,
             snap_length: values.get("snapLength", |text| parse_snaplen(text).map(u32::cast_signed))?,

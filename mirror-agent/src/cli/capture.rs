@@ -33,7 +33,7 @@ const MIN_RING: u32 = 1 << 18;
 #[derive(Debug, Clone, Args)]
 pub struct SubjectArgs {
     /// Interfaces of the node.
-    #[arg(value_name = "IFACE", value_parser = interface, required_unless_present_any = ["pods", "target", "mirror"])]
+    #[arg(value_name = "IFACE", value_parser = interface, required_unless_present_any = ["pods", "target"])]
     pub interfaces: Vec<String>,
     /// Pod of this node, by namespace and name, with all its NICs. Can be repeated. Needs a running agent on the node.
     #[arg(long = "pod", value_name = "NAMESPACE/NAME", value_parser = pod)]
@@ -43,11 +43,6 @@ pub struct SubjectArgs {
     /// --snaplen cannot be used with it.
     #[arg(long, value_name = "NAME", value_parser = target_name, conflicts_with_all = ["interfaces", "pods"])]
     pub target: Option<TargetName>,
-    /// Mirror with a stream, by namespace and name: reads the packets of its pods on this node, including pods that
-    /// start later. The Mirror has its own direction and settings, as with --target. No key is needed, because this
-    /// command needs root.
-    #[arg(long, value_name = "NAMESPACE/NAME", value_parser = pod, conflicts_with_all = ["interfaces", "pods", "target"])]
-    pub mirror: Option<(String, String)>,
     /// Direction of the packets, as seen from the pod, or from an interface without a pod [default: both].
     #[arg(long, value_parser = directions())]
     pub direction: Option<Directions>,
@@ -84,21 +79,20 @@ impl SubjectArgs {
         given.into_iter().filter_map(|(key, value)| Some((key.to_owned(), value.clone()?))).collect()
     }
 
-    /// Checks that a target or a Mirror is not given together with flags for packets.
+    /// Checks that a target is not given together with flags for packets.
     ///
     /// # Errors
     ///
     /// A message for the user.
     pub fn check(&self) -> anyhow::Result<()> {
-        let (flag, each) = match (&self.target, &self.mirror) {
-            (Some(target), _) => (format!("--target {target}"), "each mirror that copies there"),
-            (_, Some((namespace, name))) => (format!("--mirror {namespace}/{name}"), "the Mirror"),
-            (None, None) => return Ok(()),
-        };
+        let Some(target) = &self.target else { return Ok(()) };
         let direction = self.direction.map(|_| "direction".to_owned());
         let given: Vec<_> = direction.into_iter().chain(self.settings().into_keys()).collect();
         if !given.is_empty() {
-            bail!("--{} cannot be used with {flag}: {each} has its own settings", given.join(", --"));
+            bail!(
+                "--{} cannot be used with --target {target}: each mirror that copies there has its own settings",
+                given.join(", --")
+            );
         }
         Ok(())
     }
@@ -245,13 +239,6 @@ mod tests {
             assert!(error.contains(told), "{error}");
         }
         assert!(tail(&[]).unwrap_err().contains("required"));
-        assert_eq!(tail(&["--mirror", "shop/tail-1", "--super-frames"]), Ok(()));
-        let error = tail(&["--mirror", "shop/tail-1", "--filter", "tcp"]).unwrap_err();
-        assert_eq!(
-            error,
-            "--filter cannot be used with --mirror shop/tail-1: the Mirror has its own settings"
-        );
-        assert!(tail(&["--mirror", "shop/tail-1", "eth0"]).unwrap_err().contains("cannot be used with"));
     }
 
     #[test]

@@ -91,16 +91,15 @@ mod tests {
     use clap::{CommandFactory as _, Parser as _};
 
     use super::*;
-    use crate::cli::{AttachArgs, Cli, Command as Typed, RunArgs};
+    use crate::cli::{Cli, Command as Typed};
 
     /// What `run` and `attach` understand of these flags.
     fn typed(flags: &[&str]) -> [Result<SettingArgs, String>; 2] {
         let parse = |start: &[&str]| {
             let cli = Cli::try_parse_from([start, flags].concat()).map_err(|error| error.to_string())?;
             match cli.command {
-                Typed::Run(RunArgs { settings, .. }) | Typed::Attach(AttachArgs { settings, .. }) => {
-                    Ok(settings)
-                }
+                Typed::Run(args) => Ok(args.settings),
+                Typed::Attach(args) => Ok(args.settings),
                 other => Err(format!("{other:?}")),
             }
         };

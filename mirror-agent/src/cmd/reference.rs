@@ -230,6 +230,7 @@ mod tests {
             ("--kube-ovn-annotations", "run --node-name n"),
             ("--enable-mirror", "run --node-name n"),
             ("--metrics-per-pod", "run --node-name n"),
+            ("--pod-events", "apiserver --namespace n"),
             ("--mirror-offloads", "run --node-name n"),
             ("--mirror-offloads", "attach eth0"),
             ("--when-read", "attach eth0"),

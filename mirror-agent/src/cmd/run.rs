@@ -2,6 +2,7 @@
 
 use std::{io, process, thread};
 
+use anyhow::Context as _;
 use mirror_client::{Environment, Options};
 use tokio::{sync::watch, time::Instant};
 use tracing::{error, info, warn};
@@ -21,10 +22,11 @@ use crate::{
         file::PodFile,
         kube::{KubePods, Watched, installation::Installation},
     },
+    readers,
     reconcile::{Reconciler, TICK},
     report::Reports,
     select::{Policy, Readers, TapsInside},
-    streams, when_read,
+    when_read,
 };
 
 /// Runs until SIGINT or SIGTERM.
@@ -46,11 +48,18 @@ pub async fn run(mut args: RunArgs) -> anyhow::Result<()> {
             info!(node, "following the pods of this node through the Kubernetes API");
             let own = args.daemonset.take().zip(args.namespace.take());
             let own = own.map(|(name, namespace)| pods.installation(client.clone(), namespace, name));
-            let (stream_listen, bpffs) = (args.stream_listen, args.state.bpffs.clone());
+            let of_readers = args.apiserver.take().map(|(namespace, service)| readers::Options {
+                namespace,
+                service,
+                token: args.apiserver_token.clone(),
+                max_duration: args.max_reader_duration,
+                bpffs: args.state.bpffs.clone(),
+            });
             let tell = |reports: Reports, pins: &Pins| {
                 let reader = Reader::open(pins)?;
-                if let Listen::At(address) = stream_listen {
-                    tokio::spawn(streams::run(address, reports.clone(), bpffs));
+                if let Some(options) = of_readers {
+                    readers::start(options, client.clone(), reports.clone())
+                        .context("cannot start the thread for readers")?;
                 }
                 tokio::spawn(events::post(client.clone(), node.clone(), reports.clone()));
                 tokio::spawn(mirror_node::write(client, node, reports, reader));

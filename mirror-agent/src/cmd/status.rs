@@ -44,7 +44,7 @@ pub async fn explain(args: ExplainArgs) -> anyhow::Result<()> {
 }
 
 /// The status of this node.
-async fn of_node(state: &StateArgs) -> anyhow::Result<NodeStatus> {
+pub(crate) async fn of_node(state: &StateArgs) -> anyhow::Result<NodeStatus> {
     let pins = Pins::new(&state.bpffs);
     if !pins.exist() {
         if let Some(other) = pins.other_versions()?.last() {

@@ -71,14 +71,13 @@ pub struct Subject {
 impl Subject {
     fn new(args: SubjectArgs, since: Option<Since>) -> Self {
         let settings = args.settings();
-        let SubjectArgs { interfaces, pods, target, mirror, direction, duration, buffer, state, .. } = args;
-        let of = match (target, mirror) {
-            (Some(target), _) => Of::Target(target.to_string()),
-            (_, Some((namespace, name))) => Of::Mirror { namespace, name },
-            (None, None) => Of::Capture {
+        let SubjectArgs { interfaces, pods, target, direction, duration, buffer, state, .. } = args;
+        let of = match target {
+            Some(target) => Of::Target(target.to_string()),
+            None => Of::Capture {
                 pods: pods.into_iter().collect(),
                 interfaces: interfaces.into_iter().collect(),
-                direction: direction.unwrap_or_default().name().to_owned(),
+                direction: direction.unwrap_or_default(),
                 settings,
             },
         };
@@ -160,10 +159,8 @@ async fn run(args: SubjectArgs, output: Sink, kept: Kept, since: Option<Since>) 
         open = pipe::has_reader(&plan.output) => open,
         () = &mut stop => return Ok(()),
     };
-    // A recorder knows pods and interfaces by their names, and only an agent knows selected pods.
-    if let Some(since @ Since { is_all: true, .. }) = since
-        && matches!(subject.request.of, Of::Capture { .. } | Of::Target(_))
-    {
+    // A recorder knows pods and interfaces by their names, without an agent.
+    if let Some(since @ Since { is_all: true, .. }) = since {
         let wanted = wanted(&subject, since, None)?;
         return tokio::select! {
             outcome = read_past(&subject, &wanted, plan, since) => outcome,
@@ -203,13 +200,10 @@ fn wanted(subject: &Subject, since: Since, joined: Option<&mut Joined>) -> anyho
     let end_ns = if since.is_all { *Excerpt::ALL.times.end() } else { now_ns };
     let times = (now_ns.saturating_sub(since.time.as_nanos() as u64), end_ns);
     Ok(match (joined, &subject.request.of) {
-        (Some(Joined { sessions, past, .. }), of @ (Of::Mirror { .. } | Of::Reader { .. })) => {
+        (Some(Joined { sessions, past, .. }), Of::Reader { settings, .. }) => {
             let past = std::mem::take(past);
             // The agent does not return the filter of an interface, nor after a late round.
-            let filter = match of {
-                Of::Reader { settings, .. } => settings.get(FILTER).cloned(),
-                _ => past.filter,
-            };
+            let filter = settings.get(FILTER).cloned();
             let of = Some(&past.of.unwrap_or_default() | &sessions.names()?);
             Wanted { of, filter, times, ..past }
         }
@@ -339,9 +333,6 @@ async fn join(agent: StdStream, subject: &Subject) -> anyhow::Result<Joined> {
         Of::Reader { of: ReaderOf::Pods { .. }, .. } => {}
         Of::Target(target) => {
             warn!(%target, "no pod or interface of this node is mirrored to this target yet; waiting");
-        }
-        Of::Mirror { namespace, name } => {
-            warn!(mirror = format!("{namespace}/{name}"), "no pod of this node is mirrored yet; waiting");
         }
         _ if answer.problems.is_empty() => {
             bail!("the agent has not attached the capture; `mirror-agent status` shows its failures")

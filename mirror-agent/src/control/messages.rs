@@ -15,10 +15,10 @@ use tokio::{
     net::UnixStream,
 };
 
-use crate::model::Selector;
+use crate::model::{Directions, Selector};
 
 /// Maximum length of a request or an answer in bytes.
-const MOST_BYTES: u64 = 1 << 20;
+pub(super) const MOST_BYTES: u64 = 1 << 20;
 
 /// The request of a program.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -40,32 +40,23 @@ pub enum Subject {
         pods: BTreeSet<(String, String)>,
         /// The interfaces of the node.
         interfaces: BTreeSet<String>,
-        /// [`Directions::name`].
-        direction: String,
+        /// The directions to copy.
+        direction: Directions,
         /// The settings of the capture, by the keys of annotations.
         settings: BTreeMap<String, String>,
     },
-    /// Those of a reader of the API. Limits apply to it as to a Mirror, and opt-outs and namespaces to the pods that it
-    /// selects, but not to an interface that it names.
+    /// Those of a reader of the API. Limits apply to it as to a Mirror. So do opt-outs and namespaces, to pods and to
+    /// interfaces that lead into pods. Other interfaces show the packets of all pods that pass there.
     Reader {
         /// The pods or the interface.
         of: ReaderOf,
-        /// The names of the NICs; `None`: all NICs.
-        nics: Option<Vec<String>>,
-        /// [`Directions::name`].
-        direction: String,
+        /// The directions to copy.
+        direction: Directions,
         /// The settings, by the keys of annotations.
         settings: BTreeMap<String, String>,
     },
     /// The copies for a stream target of the agent.
     Target(String),
-    /// Those of the stream of a Mirror.
-    Mirror {
-        /// Its namespace.
-        namespace: String,
-        /// Its name.
-        name: String,
-    },
 }
 
 /// The packets of a reader of the API.
@@ -80,6 +71,8 @@ pub enum ReaderOf {
         name: Option<String>,
         /// The selector of their labels.
         labels: Selector,
+        /// The names of their NICs; `None`: all NICs.
+        nics: Option<Vec<String>>,
     },
     /// Those of an interface of the node.
     Interface(String),
@@ -92,8 +85,7 @@ pub struct Answer {
     pub target: String,
     /// The reason for a refusal, or what is not mirrored as requested. The agent retries what can still succeed.
     pub problems: Vec<String>,
-    /// For the stream of a Mirror, and for the pods of a reader of the API: what it can begin with, apart from the packets
-    /// of its sessions' interfaces.
+    /// For the pods of a reader of the API: what it can begin with, apart from the packets of its sessions' interfaces.
     pub past: Wanted,
 }
 
@@ -105,8 +97,14 @@ pub struct Wanted {
     pub of: Option<BTreeSet<String>>,
     /// The pods and interfaces whose packets are left out all the same, unless `of` has their own names.
     pub except: BTreeSet<String>,
+    /// Only these NICs of the pods in `of`; `None`: all NICs. It does not apply to interfaces in `of`.
+    pub nics: Option<BTreeSet<String>>,
+    /// Only the packets of these directions.
+    pub directions: Directions,
     /// Only the packets that match.
     pub filter: Option<String>,
+    /// At most this number of bytes of each packet.
+    pub snaplen: Option<u32>,
     /// When they were copied, in ns of `CLOCK_MONOTONIC`: the first and the last moment. The client sets it.
     pub times: (u64, u64),
 }
@@ -115,10 +113,12 @@ impl Wanted {
     /// Whether the interface with this name is wanted. The name of a pod's interface is `NAMESPACE/NAME NIC`.
     pub fn has(&self, interface: &str) -> bool {
         let Some(of) = &self.of else { return true };
-        let pod = interface.split(' ').next().unwrap_or_default();
+        let (pod, nic) = interface.split_once(' ').unwrap_or((interface, ""));
         let is_in_namespace =
             |(namespace, _): (&str, _)| of.contains(&format!("{namespace}/*")) && !self.except.contains(pod);
-        of.contains(interface) || of.contains(pod) || pod.split_once('/').is_some_and(is_in_namespace)
+        let has_pod = || of.contains(pod) || pod.split_once('/').is_some_and(is_in_namespace);
+        let has_nic = self.nics.as_ref().is_none_or(|nics| nics.contains(nic));
+        of.contains(interface) || has_nic && has_pod()
     }
 }
 

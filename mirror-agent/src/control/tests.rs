@@ -9,7 +9,7 @@ use tokio::{
 
 use super::*;
 use crate::{
-    model::Selector,
+    model::{Directions, Name, ResourceId, Selector},
     select::{Coverage, Nics, NotCovered, Selected},
 };
 
@@ -64,21 +64,22 @@ impl Agent {
         let of = Subject::Capture {
             pods: BTreeSet::new(),
             interfaces: ["eth0".to_owned()].into(),
-            direction: Directions::Both.name().to_owned(),
+            direction: Directions::Both,
             settings: BTreeMap::new(),
         };
         self.ask_for(Request { of, ring_bytes })
     }
 
-    /// A reader of the API asks for all pods.
-    fn ask_for_pods(&self) -> Asking {
-        let of = Subject::Reader {
-            of: ReaderOf::Pods { namespace: None, name: None, labels: Selector::default() },
+    /// A reader of the API asks for the pods of a namespace, or all.
+    fn ask_for_pods(&self, namespace: Option<&str>, ring_bytes: u32) -> Asking {
+        let of = ReaderOf::Pods {
+            namespace: namespace.map(str::to_owned),
+            name: None,
+            labels: Selector::default(),
             nics: None,
-            direction: Directions::Both.name().to_owned(),
-            settings: BTreeMap::new(),
         };
-        self.ask_for(Request { of, ring_bytes: 1 << 16 })
+        let of = Subject::Reader { of, direction: Directions::Both, settings: BTreeMap::new() };
+        self.ask_for(Request { of, ring_bytes })
     }
 
     /// Waits until this program is admitted and this many programs read.
@@ -97,6 +98,21 @@ impl Agent {
     async fn readers(&self, count: usize) {
         self.control.watch().wait_for(|readers| readers.rings().len() == count).await.unwrap();
     }
+}
+
+/// The state of a reader that gets no packets.
+fn coverage(capture: &Capture, not_covered: BTreeSet<NotCovered>) -> (RingId, Coverage) {
+    let of = Selected {
+        id: ResourceId { namespace: None, name: Name::default() },
+        uid: String::new(),
+        generation: 0,
+        mirror: capture.mirror(),
+        refused: None,
+        target: capture.target(),
+        nics: Nics::default(),
+        pods: not_covered.iter().map(|of| of.pod.clone()).collect(),
+    };
+    (capture.ring, Coverage { of, covered: BTreeSet::new(), not_covered })
 }
 
 type Asking = JoinHandle<anyhow::Result<(UnixStream, OwnedFd, Answer)>>;
@@ -232,18 +248,21 @@ async fn all_room_for_rings_goes_from_one_program_to_the_next() {
     assert!(refused.contains("64 MiB are in use"), "{refused}");
 }
 
-/// Readers of the API, however many, leave two captures to root.
+/// Readers of the API, however many, leave two captures to root, with most of the room for rings.
 #[tokio::test]
 async fn two_captures_are_left_for_root() {
     let agent = Agent::ready();
+    let ask_for_pods = |ring_bytes| agent.ask_for_pods(None, ring_bytes);
+    let refused = ask_for_pods(2 * READER_RING).await.unwrap().unwrap_err().to_string();
+    assert_eq!(refused, "the buffer of a reader has at most 4 MiB");
     let mut present = Vec::new();
     for count in 1..=MAX_READERS {
-        present.push(agent.admits(agent.ask_for_pods(), count).await);
+        present.push(agent.admits(ask_for_pods(READER_RING), count).await);
     }
-    let refused = agent.ask_for_pods().await.unwrap().unwrap_err().to_string();
+    let refused = ask_for_pods(READER_RING).await.unwrap().unwrap_err().to_string();
     assert_eq!(refused, "the limit of 6 readers per node is reached");
     for count in [7, 8] {
-        present.push(agent.admits(agent.ask_for_capture(1 << 16), count).await);
+        present.push(agent.admits(agent.ask_for_capture(16 << 20), count).await);
     }
     let refused = agent.ask_for_capture(1 << 16).await.unwrap().unwrap_err().to_string();
     assert!(refused.contains("the limit of 8 captures per node"), "{refused}");
@@ -251,32 +270,21 @@ async fn two_captures_are_left_for_root() {
     drop(present.remove(0));
     agent.readers(7).await;
     agent.round();
-    agent.admits(agent.ask_for_pods(), 8).await;
+    agent.admits(ask_for_pods(READER_RING), 8).await;
 }
 
 #[tokio::test]
 async fn a_reader_gets_the_reasons_for_its_own_pods() {
     let agent = Agent::ready();
-    let asking = [agent.ask_for_pods(), agent.ask_for_pods()];
+    let asking = [(); 2].map(|()| agent.ask_for_pods(None, 1 << 16));
     agent.readers(2).await;
     let captures = agent.control.watch().borrow().captures.clone();
-    let coverage = |(capture, reason): (&Capture, &'static str)| {
+    let with_reason = |(capture, reason): (&Capture, &'static str)| {
         let pod = PodId { namespace: "shop".into(), name: "web".into(), uid: "1".into() };
         let (nic, message) = (None, format!("the reason is {reason}"));
-        let of = Selected {
-            id: ResourceId { namespace: None, name: Name::default() },
-            uid: String::new(),
-            generation: 0,
-            mirror: Some(capture.mirror()),
-            refused: None,
-            target: capture.target(),
-            nics: Nics::default(),
-            pods: [pod.clone()].into(),
-        };
-        let not_covered = [NotCovered { pod, nic, reason, message }].into();
-        (capture.ring, Coverage { of, covered: BTreeSet::new(), not_covered })
+        coverage(capture, [NotCovered { pod, nic, reason, message }].into())
     };
-    let readers = captures.iter().zip(["OptedOut", "NoNic"]).map(coverage).collect();
+    let readers = captures.iter().zip(["OptedOut", "NoNic"]).map(with_reason).collect();
     agent.reports.send_modify(|report| {
         *report = Arc::new(Report { readers, ..Report::clone(report) });
     });
@@ -287,6 +295,31 @@ async fn a_reader_gets_the_reasons_for_its_own_pods() {
     }
     problems.sort();
     assert_eq!(problems, ["shop/web: the reason is NoNic", "shop/web: the reason is OptedOut"]);
+}
+
+/// A node has more pods, with longer reasons, than an answer has room for.
+#[tokio::test]
+async fn an_answer_has_a_bound() {
+    let agent = Agent::ready();
+    let asking = agent.ask_for_pods(Some("shop"), 1 << 16);
+    agent.readers(1).await;
+    let captures = agent.control.watch().borrow().captures.clone();
+    let pods = || {
+        let names = (0..5000).map(|number| format!("{number:0>253}"));
+        names.map(|name| PodId { uid: name.clone(), namespace: "shop".into(), name })
+    };
+    let of_pod = |pod| NotCovered { pod, nic: None, reason: "NetnsUnreadable", message: "é".repeat(1000) };
+    let readers = [coverage(&captures[0], pods().map(of_pod).collect())].into();
+    let pods = Some(pods().map(|pod| (pod, None)).collect());
+    agent.reports.send_modify(|report| {
+        *report = Arc::new(Report { readers, pods, ..Report::clone(report) });
+    });
+    agent.round();
+    let (.., Answer { problems, past, .. }) = asking.await.unwrap().unwrap();
+    let told = (problems.len(), problems.last().map(String::as_str));
+    assert_eq!(told, (problems::MOST + 1, Some("and 4960 more")));
+    // Without the pods that are present, deleted ones cannot be told from them.
+    assert_eq!((past.of, past.except), (Some(BTreeSet::new()), BTreeSet::new()));
 }
 
 /// The program waits longer than the agent, so it gets the reason.
@@ -309,55 +342,46 @@ async fn an_agent_that_is_slow_says_so_before_the_program_gives_up() {
 
 /// A deleted pod is known by its name alone, and a pod that exists by its sessions.
 #[test]
-fn the_past_of_a_stream_is_that_of_its_own_pods() {
-    let id = |name: &str| ResourceId { namespace: Some("shop".into()), name: name.parse().unwrap() };
+fn the_past_of_a_reader_is_that_of_its_own_pods() {
     let set = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<BTreeSet<_>>();
-    let keyed = |named: &[&str]| Keyed {
-        uid: "1".into(),
-        key_sha256: [0; 32],
-        named: set(named),
-        filter: Some("icmp".into()),
-    };
-    let streams = [
-        (id("labels"), keyed(&[])),
-        (id("names"), keyed(&["shop/gone", "shop/web"])),
-        (id("all"), keyed(&["shop/*"])),
-    ];
     let pod = |namespace: &str, name: &str| {
         (PodId { namespace: namespace.into(), name: name.into(), uid: name.into() }, None)
     };
     let pods = Some([pod("shop", "web"), pod("bank", "gone")].into());
-    let report = Report { streams: streams.into(), pods, ..Report::default() };
-    let settings = parse(&[("filter".to_owned(), "icmp".to_owned())].into()).unwrap();
+    let report = Report { pods, ..Report::default() };
+    let settings =
+        [("filter", "icmp"), ("snaplen", "96")].map(|(key, value)| (key.to_owned(), value.to_owned()));
+    let settings = parse(&settings.into()).unwrap();
     let past_of = |policy: Policy, wants: Wants| {
         let (ring, settings) = (RingId(1), settings.clone());
-        let (origin, directions) = (Origin::Reader, Directions::Both);
+        let (origin, directions) = (Origin::Reader, Directions::Ingress);
         let capture = Capture { ring, origin, wants, directions, settings };
         Agent::with(policy).control.past_of(&capture, &report)
     };
-    for (name, expected) in [("labels", &[][..]), ("names", &["shop/gone"]), ("all", &["shop/*"])] {
-        let Wanted { of, except, filter, .. } = past_of(Policy::default(), Wants::Stream(id(name)));
-        assert_eq!((of, except), (Some(set(expected)), set(&["shop/web"])), "{name}");
-        assert_eq!(filter.as_deref(), Some("icmp"));
-    }
-    assert_eq!(past_of(Policy::default(), Wants::Stream(id("unknown"))), Wanted::default());
-
-    let reader = |namespace: Option<&str>, name: Option<&str>| {
+    let reader = |namespace: Option<&str>, name: Option<&str>, labels: Selector| {
         let (namespace, name) = (namespace.map(str::to_owned), name.map(str::to_owned));
-        let request = model::Request::default();
-        Wants::Reader(Box::new(Resource::of_reader(namespace, name, Selector::default(), request)))
+        let request = model::Request { nics: Some(vec!["net1".into()]), ..model::Request::default() };
+        Wants::Reader(Box::new(Resource::of_reader(namespace, name, labels, request)))
     };
-    for (namespace, name, expected) in [
-        (Some("shop"), None, &["shop/*"][..]),
-        (Some("shop"), Some("gone"), &["shop/gone"]),
-        (Some("shop"), Some("web"), &[]),
-        (None, Some("gone"), &[]),
+    let all = Selector::default;
+    for (namespace, name, labels, expected) in [
+        (Some("shop"), None, all(), &["shop/*"][..]),
+        (Some("shop"), None, Selector::nothing(), &[]),
+        (Some("shop"), Some("gone"), all(), &["shop/gone"]),
+        (Some("shop"), Some("web"), all(), &[]),
+        (None, Some("gone"), all(), &[]),
     ] {
-        let Wanted { of, filter, .. } = past_of(Policy::default(), reader(namespace, name));
-        assert_eq!((of, filter.as_deref()), (Some(set(expected)), Some("icmp")), "{namespace:?} {name:?}");
+        let of_shop = namespace.map_or(set(&[]), |_| set(&["shop/web"]));
+        let Wanted { of, except, nics, directions, filter, snaplen, .. } =
+            past_of(Policy::default(), reader(namespace, name, labels));
+        assert_eq!((of, except), (Some(set(expected)), of_shop), "{namespace:?} {name:?}");
+        assert_eq!((filter.as_deref(), directions, snaplen), (Some("icmp"), Directions::Ingress, Some(96)));
+        assert_eq!(nics, Some(set(&["net1"])));
     }
     let excluded = Policy { exclude_namespaces: set(&["shop"]), ..Policy::default() };
-    assert_eq!(past_of(excluded, reader(Some("shop"), None)).of, Some(set(&[])));
+    assert_eq!(past_of(excluded, reader(Some("shop"), None, all())).of, Some(set(&[])));
+    let named = Wants::Named { pods: BTreeSet::new(), interfaces: set(&["eth0"]) };
+    assert_eq!(past_of(Policy::default(), named), Wanted::default());
 }
 
 #[test]
@@ -370,6 +394,11 @@ fn pods_are_wanted_by_name_or_by_namespace() {
     assert!(wanted(&["shop/web"], "shop/web eth0") && wanted(&["a/b", "shop/*"], "shop/db net1"));
     assert!(wanted(&["veth1"], "veth1") && wanted(&["shop/*", "shop/out eth0"], "shop/out eth0"));
     assert!(!wanted(&[], "shop/web eth0") && !wanted(&["shop/*"], "shop/out eth0"));
+    let of = Some(set(&["shop/*", "a/b", "shop/web eth0", "veth1"]));
+    let of_nic = Wanted { of, nics: Some(set(&["net1"])), ..Wanted::default() };
+    let has = |interface| of_nic.has(interface);
+    assert!(has("shop/db net1") && has("a/b net1") && !has("shop/db eth0") && !has("a/b net2"));
+    assert!(has("shop/web eth0") && has("veth1"));
     for interface in ["shop/web-2 eth0", "shop2/web eth0", "other/web eth0", "veth1", "shop"] {
         assert!(!wanted(&["shop/web", "stop/*"], interface), "{interface}");
     }

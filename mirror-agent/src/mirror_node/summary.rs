@@ -59,10 +59,7 @@ pub(super) fn counts(reader: &mut Reader) -> anyhow::Result<Counts> {
 /// The counts of these taps at the time `now`.
 pub(super) fn counts_of(taps: Vec<TapReadout>, now: Timestamp) -> Counts {
     let mut counts = Counts::default();
-    // A capture may belong to the stream of a Mirror.
-    let is_ours = |origin| {
-        matches!(origin, Origin::Mirror | Origin::ClusterMirror | Origin::Enforced | Origin::Capture)
-    };
+    let is_ours = |origin| matches!(origin, Origin::Mirror | Origin::ClusterMirror | Origin::Enforced);
     for tap in taps {
         let namespace = tap.owner.pod.map(|pod| pod.namespace);
         for SessionReadout { mirror, session, counts: of_verdicts, misfits, ended, left, .. } in tap.sessions
@@ -171,8 +168,7 @@ fn of_target(TargetState { name, uid, generation, state }: &TargetState, counts:
 fn of_mirror(coverage: &Coverage, counts: &Counts, most: usize) -> MirrorSummary {
     let Coverage { of, covered, .. } = coverage;
     let ResourceId { namespace, name } = &of.id;
-    let counts = of.mirror.clone().and_then(|mirror| counts.mirrors.get(&(namespace.clone(), mirror)));
-    let counts = counts.copied().unwrap_or_default();
+    let counts = counts.mirrors.get(&(namespace.clone(), of.mirror.clone())).copied().unwrap_or_default();
     let reasons = reasons(coverage);
     MirrorSummary {
         kind: of.id.kind().to_owned(),

@@ -42,7 +42,7 @@ fn mirror(name: &str, pods: usize) -> Coverage {
             id: ResourceId { namespace: Some("shop".into()), name: name.parse().unwrap() },
             uid: "1".into(),
             generation: 2,
-            mirror: Some(MirrorId(Name::of_mirror(&name.parse().unwrap()))),
+            mirror: MirrorId(Name::of_mirror(&name.parse().unwrap())),
             refused: None,
             target: TargetName::default(),
             nics: Default::default(),

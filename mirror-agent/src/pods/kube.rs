@@ -42,7 +42,7 @@ use tokio::{
     time::Instant,
 };
 
-pub(crate) use self::resource::ResourceObject;
+pub(crate) use self::resource::{ResourceObject, directions, selector};
 pub use self::{bounded::Bounded, resource::Kind};
 use self::{
     follow::Follower,

@@ -20,7 +20,7 @@ use crate::{
     links::{LinkTable, PodNetns},
     model::{Actual, LinkSnapshot, Pod},
     pods::PodSource,
-    select::{Capture, Selection, Wanted, keep_installed},
+    select::{Capture, Choice, Selection, keep_installed},
 };
 
 /// The number of times that a round looks at the node while it changes devices. A process of a pod can change devices
@@ -50,13 +50,13 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
     pub(super) async fn look(
         &mut self,
         pods: Option<&[Pod]>,
-        wanted: &[Wanted<'_>],
+        choice: &Choice<'_>,
         captures: &[Capture],
         failures: &mut BTreeSet<String>,
     ) -> anyhow::Result<(Node, Selection)> {
         let mut looks = 0;
         loop {
-            let (node, selection) = self.look_once(pods, wanted, captures).await?;
+            let (node, selection) = self.look_once(pods, choice, captures).await?;
             let (has_changed, failed) = self.change_devices(&node, &selection.taps, pods.is_some()).await;
             failures.extend(failed);
             looks += 1;
@@ -74,7 +74,7 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
     async fn look_once(
         &mut self,
         pods: Option<&[Pod]>,
-        wanted: &[Wanted<'_>],
+        choice: &Choice<'_>,
         captures: &[Capture],
     ) -> anyhow::Result<(Node, Selection)> {
         let actual = self.dataplane.observe().await.context("cannot read what is installed")?;
@@ -83,9 +83,9 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
             let targets = self.memory.take_installed_targets(&actual);
             self.links.follow(targets);
         }
-        let mut links = self.snapshot(wanted, pods).await?;
+        let mut links = self.snapshot(choice, captures, pods).await?;
         if pods.is_some_and(|pods| self.memory.devices.begin(pods, &links)) {
-            links = self.snapshot(wanted, pods).await?;
+            links = self.snapshot(choice, captures, pods).await?;
         }
         keep_installed(&mut links, &actual.taps);
         if !self.memory.started {
@@ -93,7 +93,7 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
         }
         self.learn_cnis().await;
         // Problems at the start must be known before a mirror interface is created.
-        let selection = self.selection(wanted, captures, &links, &actual).await;
+        let selection = self.selection(choice, captures, &links, &actual).await;
         if pods.is_some() && !self.memory.started {
             refuse_selection(&selection, &self.memory.policy)?;
             self.memory.started = true;
@@ -104,16 +104,18 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
 
     async fn snapshot(
         &mut self,
-        wanted: &[Wanted<'_>],
+        choice: &Choice<'_>,
+        captures: &[Capture],
         pods: Option<&[Pod]>,
     ) -> anyhow::Result<LinkSnapshot> {
-        let pods = self.pods_to_read(wanted, pods.unwrap_or_default());
+        let pods = self.pods_to_read(choice, captures, pods.unwrap_or_default());
         self.links.snapshot(&pods).await.context("cannot read the network devices")
     }
 
-    /// Returns the pods whose devices must be read: the wanted ones, the collectors, and those that may have a relay
-    /// device.
-    fn pods_to_read(&self, wanted: &[Wanted<'_>], pods: &[Pod]) -> Vec<PodNetns> {
+    /// Returns the pods whose devices must be read: the wanted ones, the collectors, those that may have a relay device,
+    /// and those that a reader of interfaces must not read.
+    fn pods_to_read(&self, choice: &Choice<'_>, captures: &[Capture], pods: &[Pod]) -> Vec<PodNetns> {
+        let Choice { wanted, barred, .. } = choice;
         let mut nics = BTreeMap::<_, BTreeSet<String>>::new();
         for wanted in wanted {
             let names = wanted.expected_nics().map(|(_, name)| name.to_owned());
@@ -123,8 +125,11 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
         // A pod without mirrors may still have a relay device, which must be deleted.
         let with_exits = pods.iter().filter(|pod| self.memory.devices.may_be_in(&pod.id.uid));
         let collectors = self.memory.policy.collectors().flat_map(|(_, nic)| collector::of(nic, pods));
+        let reads_interfaces = captures.iter().any(Capture::is_of_interfaces);
+        let barred = barred.iter().map(|(pod, _)| *pod).filter(|_| reads_interfaces);
         let (mut uids, mut to_read) = (BTreeSet::new(), Vec::new());
-        for pod in wanted.chain(collectors).chain(with_exits).filter(|pod| !pod.host_network) {
+        let all = wanted.chain(collectors).chain(with_exits).chain(barred);
+        for pod in all.filter(|pod| !pod.host_network) {
             if uids.insert(&pod.id.uid) {
                 to_read.push(PodNetns {
                     uid: pod.id.uid.clone(),

@@ -29,11 +29,11 @@ use super::{
 use crate::{
     mirror_iface::MirrorIfaces,
     model::{
-        Actual, ActualTap, Desired, Device, IfIndex, MirrorId, Op, Pod, Program, Resource, Tap, Target,
+        Actual, ActualTap, Desired, Device, IfIndex, MirrorId, Op, Pod, Program, RingId, Tap, Target,
         TargetName, TargetResource,
     },
     plan::{Misfit, Plan, Unfit, plan, retarget, stay_ended},
-    report::{Keyed, Mirrors, Report},
+    report::{Mirrors, Report},
     select::{Choice, Coverage, Filters, Policy, Readers, Selection, Skipped, Why, coverage},
     settings::{Budget, Rate},
 };
@@ -74,11 +74,10 @@ pub(super) struct Memory {
     pub(super) schedule: Schedule,
 }
 
-/// The inputs of a round: pods, resources and readers, and the mirrors that follow from them.
+/// The inputs of a round: pods, targets and readers, and the mirrors that follow from pods and resources.
 pub(super) struct Inputs<'a> {
     /// The listed pods; `None` before the first list.
     pub(super) listed: Option<&'a [Pod]>,
-    pub(super) resources: &'a [Resource],
     pub(super) mirror_targets: &'a [TargetResource],
     pub(super) readers: &'a Readers,
     pub(super) choice: Choice<'a>,
@@ -203,7 +202,7 @@ impl Memory {
         now: Instant,
     ) {
         let Decision { desired, at, resting, rests_until, coming, misfits, skipped, .. } = decision;
-        let Inputs { listed, resources, mirror_targets, readers, choice } = inputs;
+        let Inputs { listed, mirror_targets, readers, choice } = inputs;
         let rests = resting.iter().any(|(device, _)| incomplete.contains(device));
         self.schedule.at(rests_until.filter(|_| rests), "a removed program is attached again");
         let is_moving = !coming.is_subset(&incomplete);
@@ -230,14 +229,13 @@ impl Memory {
         if !is_behind {
             report.rings = readers.rings();
         }
-        let keyed = |resource: &Resource| Some((resource.id.clone(), Keyed::of(resource, &self.policy)?));
-        report.streams = resources.iter().filter_map(keyed).collect();
         let why_down = |name: &TargetName| report.unwritten.get(name).or_else(|| report.unreached.get(name));
         report.down = mirror_core::targets::down(&desired.targets, why_down);
         let down = self.down_for_long(&report.down, now);
         let installed = installed(&desired, actual, &incomplete);
         let all = listed.map(|_| coverage(choice.selected, &installed, &report.skipped, &down));
-        let ring = |of: &Coverage| readers.of_api(of.of.mirror.as_ref()?);
+        // A capture that selects pods is that of a reader of the API.
+        let ring = |of: &Coverage| of.of.mirror.0.capture_number().map(RingId);
         let (of_readers, resources): (Vec<_>, _) =
             all.unwrap_or_default().into_iter().partition(|of| ring(of).is_some());
         report.resources = resources;

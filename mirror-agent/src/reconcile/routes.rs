@@ -26,7 +26,7 @@ use crate::{
     links::LinkTable,
     model::{Actual, Desired, Device, LinkSnapshot, Owner, Tap},
     pods::PodSource,
-    select::{Capture, Selection, Wanted, select},
+    select::{Capture, Choice, Selection, select},
 };
 
 /// The index of packets to the pod, in tables by direction.
@@ -122,12 +122,14 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
     /// Returns the taps, each with the side on which it should see packets to its pod.
     pub(super) async fn selection(
         &mut self,
-        wanted: &[Wanted<'_>],
+        choice: &Choice<'_>,
         captures: &[Capture],
         links: &LinkSnapshot,
         actual: &Actual,
     ) -> Selection {
+        let Choice { wanted, barred, .. } = choice;
         let mut selection = select(wanted, captures, links, &self.memory.policy);
+        selection.bar(barred, captures, links);
         let candidates = with_two_sides(&selection, wanted, links, &self.memory.policy);
         let tells = !candidates.is_empty() && self.links.shows_redirects();
         let mut before = std::mem::take(&mut self.memory.routes.of);

@@ -425,7 +425,7 @@ fn mirror_all(target: Option<&str>) -> Resource {
         is_enforced: false,
         namespaces: Selector::default(),
         pods: Selector::default(),
-        names: None,
+        pod_name: None,
         request: Ok(Request { target: target.map(str::to_owned), ..Request::default() }),
     }
 }
@@ -748,6 +748,33 @@ async fn a_reader_is_reported_while_it_reads() {
     readers.send_replace(Arc::default());
     run_for(&mut world, Duration::from_secs(1)).await.unwrap();
     assert!(world.report.borrow().readers.is_empty());
+}
+
+/// A reader of an interface gets nothing of a pod that opts out, and the reason. The agent reads the devices of such a
+/// pod only for that.
+#[tokio::test(start_paused = true)]
+async fn an_interface_that_leads_into_a_pod_that_opts_out_is_not_read() {
+    let wants = Wants::Named { pods: BTreeSet::new(), interfaces: ["dev11".to_owned()].into() };
+    let reader = Capture { origin: Origin::Reader, wants, ..capture(&[]) };
+    let readers = watch::Sender::new(captured(reader));
+    let mut world = world_with(readers.subscribe());
+    add_pod(&mut world, 1);
+    run_for(&mut world, TICK).await.unwrap();
+    let sessions = |world: &World| {
+        let tap = world.dataplane.actual.taps.get(&device(11)).and_then(|installed| installed.tap.as_ref());
+        tap.map_or(0, |tap| tap.sessions.len())
+    };
+    assert_eq!(sessions(&world), 2);
+    world.pods.0.as_mut().unwrap()[0].annotations.insert(MIRROR.into(), "false".into());
+    run_for(&mut world, TICK).await.unwrap();
+    let report = world.report.borrow().clone();
+    let reasons: Vec<_> = report.skipped.iter().map(|skipped| skipped.why.name()).collect();
+    assert_eq!((sessions(&world), reasons), (0, vec!["OptedOut"]));
+    let asked = |world: &World| world.links.asked.last().unwrap().len();
+    assert_eq!(asked(&world), 1);
+    readers.send_replace(Arc::default());
+    run_for(&mut world, TICK).await.unwrap();
+    assert_eq!(asked(&world), 0);
 }
 
 /// A mirror copies to a stream. A program reads the stream, dies, and another one replaces it. A stream without a

@@ -8,7 +8,7 @@ use std::{collections::VecDeque, iter};
 use anyhow::anyhow;
 
 /// Offsets in an enhanced packet block: length and interface (4 bytes each), and time (8).
-const LENGTH: usize = 4;
+pub(super) const LENGTH: usize = 4;
 pub(super) const INTERFACE: usize = 8;
 pub(super) const TIME: usize = 12;
 

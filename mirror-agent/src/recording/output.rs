@@ -29,15 +29,14 @@ const MODE: u32 = 0o600;
 const MOST_PENDING: usize = 64 << 10;
 /// How long the reader of a pipe may accept nothing at the end of a recording.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// The name of standard output in messages.
-const STDOUT: &str = "standard output";
-
 /// An output file, which is open or closed. It is empty at first.
 #[derive(Debug)]
 pub(super) struct Output {
     file: File,
     /// `None`: standard output, or a pipe that was open.
     pub(super) path: Option<PathBuf>,
+    /// The name in messages.
+    name: String,
     /// Blocks that are not written yet.
     pending: Vec<u8>,
     /// Bytes written to the file. `None`: it may have had contents before, or it is a pipe.
@@ -54,17 +53,18 @@ pub(super) struct Output {
 impl Output {
     /// Replaces the file with this path, or opens standard output.
     pub(super) fn open(to: Sink) -> anyhow::Result<Self> {
-        let file = match to {
+        let (name, file) = match to {
             Sink::Path(path) => {
                 let replaced = Self::replace(&path);
                 return replaced.map_err(|error| anyhow!("cannot create {}: {error}", path.display()));
             }
             // Rust's own buffer is bypassed: it splits the bytes at newlines.
-            Sink::Stdout => io::stdout().as_fd().try_clone_to_owned().map(File::from),
-            Sink::Pipe(file) => Ok(file),
+            Sink::Stdout => ("standard output", io::stdout().as_fd().try_clone_to_owned().map(File::from)),
+            Sink::Pipe(file) => ("the pipe of a reader", Ok(file)),
         };
         let output = file.and_then(|file| Self::new(file, None, None));
-        output.map_err(|error| anyhow!("cannot write to {STDOUT}: {error}"))
+        let output = output.map_err(|error| anyhow!("cannot write to {name}: {error}"))?;
+        Ok(Self { name: name.to_owned(), ..output })
     }
 
     /// Opens a file and truncates it. Pipes and devices stay what they are.
@@ -90,6 +90,7 @@ impl Output {
         Ok(Self {
             file,
             path: path.map(Path::to_owned),
+            name: path.map(|path| path.display().to_string()).unwrap_or_default(),
             pending: Vec::new(),
             written,
             pipe,
@@ -186,8 +187,7 @@ impl Output {
             _ => error,
         };
         self.cut(whole);
-        let place = self.path.as_ref().map_or(STDOUT.to_owned(), |path| path.display().to_string());
-        Err(anyhow!("cannot write to {place}: {error}"))
+        Err(anyhow!("cannot write to {}: {error}", self.name))
     }
 
     /// Writes the buffer. Nothing can be appended after this.

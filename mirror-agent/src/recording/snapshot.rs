@@ -8,14 +8,17 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use mirror_capture::pcapng::InterfaceId;
-use mirror_core::filter::Program;
+use mirror_capture::{
+    blocks,
+    pcapng::{Direction, InterfaceId},
+};
+use mirror_core::{filter::Program, model::Directions};
 use serde::{Deserialize, Serialize};
 
 use super::{
     Clock, Recorder, SOME_INTERFACES,
     interfaces::Interfaces,
-    memory::{INTERFACE, Memory, TIME, number, time_bytes, time_of},
+    memory::{INTERFACE, LENGTH, Memory, TIME, number, time_bytes, time_of},
     names::Names,
     rotation,
 };
@@ -24,7 +27,8 @@ use super::{
 /// without a step a packet has the same timestamp in each snapshot.
 const STEP_NS: u64 = 10_000_000;
 
-/// Offsets in the block of a packet: its length on the wire, and its bytes.
+/// Offsets in the block of a packet: the number of its bytes, its length on the wire, and its bytes.
+const CAPTURED: usize = 20;
 const LEN: usize = 24;
 const BYTES: usize = 28;
 
@@ -34,22 +38,54 @@ pub struct Excerpt<'e> {
     pub is_wanted: &'e dyn Fn(&str) -> bool,
     /// Those that were copied in this time of `CLOCK_MONOTONIC`, in ns.
     pub times: RangeInclusive<u64>,
+    /// Those of these directions.
+    pub directions: Directions,
     /// Those that match this filter.
     pub filter: Option<&'e Program>,
+    /// Maximum number of bytes of each.
+    pub snaplen: Option<u32>,
 }
 
 impl Excerpt<'_> {
     /// All packets.
-    pub const ALL: Self = Self { is_wanted: &|_| true, times: 0..=i64::MAX as u64, filter: None };
+    pub const ALL: Self = Self {
+        is_wanted: &|_| true,
+        times: 0..=i64::MAX as u64,
+        directions: Directions::Both,
+        filter: None,
+        snaplen: None,
+    };
 
-    /// Whether the block of a packet is in this time (since the epoch) and matches.
+    /// Whether the block of a packet is in this time (since the epoch), has one of these directions, and matches.
     fn has(&self, block: &[u8], times: &RangeInclusive<u64>) -> bool {
         let time = block.get(TIME..).and_then(<[u8]>::first_chunk);
+        let has_direction = match self.directions {
+            Directions::Both => true,
+            Directions::Ingress => blocks::direction(block) == Some(Direction::Inbound),
+            Directions::Egress => blocks::direction(block) == Some(Direction::Outbound),
+        };
         let matches = |filter: &Program| {
-            let bytes = number(block, LEN - 4).and_then(|bytes| block.get(BYTES..BYTES + bytes as usize));
+            let bytes = number(block, CAPTURED).and_then(|bytes| block.get(BYTES..BYTES + bytes as usize));
             bytes.zip(number(block, LEN)).is_some_and(|(bytes, len)| filter.matches(bytes, len))
         };
-        time.is_some_and(|time| times.contains(&time_of(*time))) && self.filter.is_none_or(matches)
+        time.is_some_and(|time| times.contains(&time_of(*time)))
+            && has_direction
+            && self.filter.is_none_or(matches)
+    }
+
+    /// The block of a packet that is too long, with the bytes that are wanted.
+    fn cut(&self, block: &[u8]) -> Option<Vec<u8>> {
+        let captured = number(block, CAPTURED)?;
+        let kept = self.snaplen.filter(|kept| *kept < captured)?;
+        let end = |bytes: u32| BYTES + (bytes as usize).next_multiple_of(4);
+        let mut cut = block.get(..BYTES + kept as usize)?.to_vec();
+        cut.resize(end(kept), 0);
+        cut.extend_from_slice(block.get(end(captured)..)?);
+        let length = (cut.len() as u32).to_le_bytes();
+        let last = cut.len() - length.len();
+        replace(&mut cut, CAPTURED, |_| kept.to_le_bytes());
+        [LENGTH, last].into_iter().for_each(|place| replace(&mut cut, place, |_| length));
+        Some(cut)
     }
 }
 
@@ -163,13 +199,13 @@ impl Snapshot {
         let has =
             |(interface, block): &(u32, &[u8])| places.contains_key(interface) && excerpt.has(block, times);
         let length: usize = memory.each().filter(has).map(|(_, block)| block.len()).sum();
-        // The exact size: a growing vector would take twice as much for a moment.
+        // At least the size: a growing vector would take twice as much for a moment.
         bytes.reserve_exact(length + statistics.len());
         let mut counts = BTreeMap::<&str, u64>::new();
         for (interface, block) in memory.each().filter(has) {
             let Some((place, name)) = places.get(&interface) else { continue };
             let start = bytes.len();
-            bytes.extend_from_slice(block);
+            bytes.extend_from_slice(excerpt.cut(block).as_deref().unwrap_or(block));
             let copied = bytes.get_mut(start..).unwrap_or_default();
             replace(copied, INTERFACE, |_| u32::to_le_bytes(*place));
             replace(copied, TIME, |time| time_bytes(time_of(time).saturating_add_signed(late_ns)));

@@ -16,6 +16,7 @@ fn stream(packet: &[u8]) -> Vec<u8> {
             name: Some(name),
             description: Some("device veth1 of the node"),
             filter: Some("tcp port 443"),
+            hardware: Some("node-a"),
             ..Interface::default()
         };
         let interface = writer.interface(&mut out, &interface);
@@ -71,6 +72,7 @@ fn what_is_written_is_read() {
         name: "shop/db eth0".into(),
         description: Some("device veth1 of the node".into()),
         filter: Some("tcp port 443".into()),
+        hardware: Some("node-a".into()),
         comment: None,
     };
     assert_eq!(all[0], Block::Section("a comment".into()));

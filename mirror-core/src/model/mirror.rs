@@ -213,8 +213,7 @@ pub enum Origin {
     Annotation(Place),
     /// A command of root that reads packets itself: `mirror-agent tail`.
     Capture,
-    /// A reader of the API. Unlike for a command of root, limits apply, and opt-outs and namespaces apply to the pods that
-    /// it selects. They do not apply to an interface that it names.
+    /// A reader of the API. Unlike for a command of root, opt-outs, namespaces and limits apply. It comes after root.
     Reader,
 }
 

@@ -32,15 +32,20 @@ pub struct Resource {
     pub namespaces: Selector,
     /// The pods that are selected in these namespaces.
     pub pods: Selector,
-    /// Of these, only the pods with these names. `None`: all of them.
-    pub names: Option<BTreeSet<String>>,
+    /// Of these, only the pod with this name. `None`: all of them.
+    pub pod_name: Option<String>,
     /// The request, or an error message if it cannot be read.
     pub request: Result<Request, String>,
 }
 
 impl Resource {
     /// The request of a reader of the API: for pods of a namespace, or of all namespaces without one.
-    pub fn of_reader(namespace: Option<String>, name: Option<String>, pods: Selector, of: Request) -> Self {
+    pub fn of_reader(
+        namespace: Option<String>,
+        pod_name: Option<String>,
+        pods: Selector,
+        of: Request,
+    ) -> Self {
         Self {
             id: ResourceId { namespace, name: Name::default() },
             uid: String::new(),
@@ -49,7 +54,7 @@ impl Resource {
             is_enforced: false,
             namespaces: Selector::default(),
             pods,
-            names: name.map(|name| [name].into()),
+            pod_name,
             request: Ok(of),
         }
     }
@@ -60,22 +65,15 @@ impl Resource {
             Some(namespace) => pod.id.namespace == *namespace,
             None => self.namespaces.matches(&pod.namespace_labels),
         };
-        let is_named = self.names.as_ref().is_none_or(|names| names.contains(&pod.id.name));
+        let is_named = self.pod_name.as_ref().is_none_or(|name| *name == pod.id.name);
         is_there && is_named && self.pods.matches(&pod.labels)
-    }
-
-    /// The stream of the resource, if its copies go to a program with a key.
-    pub fn stream(&self) -> Option<&Stream> {
-        self.request.as_ref().ok()?.stream.as_ref()
     }
 
     /// The pods of a namespace that are selected without their labels, so also deleted pods: as `NAMESPACE/NAME`, or
     /// `NAMESPACE/*`.
-    pub fn named(&self) -> BTreeSet<String> {
-        let namespace = self.id.namespace.as_ref().filter(|_| self.pods == Selector::default());
-        let Some(namespace) = namespace else { return BTreeSet::new() };
-        let names = self.names.clone().unwrap_or_else(|| BTreeSet::from(["*".to_owned()]));
-        names.into_iter().map(|name| format!("{namespace}/{name}")).collect()
+    pub fn named(&self) -> Option<String> {
+        let namespace = self.id.namespace.as_ref().filter(|_| self.pods == Selector::default())?;
+        Some(format!("{namespace}/{}", self.pod_name.as_deref().unwrap_or("*")))
     }
 
     /// The origin of the resource's sessions.
@@ -101,15 +99,6 @@ pub struct Request {
     pub filter: Option<String>,
     /// The name of the target. `None`: the mirror interface.
     pub target: Option<String>,
-    /// The stream that gets the copies, in place of a target.
-    pub stream: Option<Stream>,
-}
-
-/// A stream to a program on the network.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Stream {
-    /// The SHA-256 of the program's key.
-    pub key_sha256: [u8; 32],
 }
 
 /// The name of a resource in the cluster.

@@ -1,8 +1,8 @@
 //! Chooses the sessions that fit into the kernel's tables. Sessions that do not fit, or whose filter the kernel
 //! rejects, are left out.
 //!
-//! Enforced mirrors come before all others, and captures after all mirrors, whatever is installed. Within each of these
-//! ranks the namespaces take turns: the next slot goes to the namespace whose share is the smallest with it, where a
+//! Enforced mirrors come before all others, captures of root after all mirrors, and readers of the API last, whatever is
+//! installed. Within each of these ranks the namespaces take turns: the next slot goes to the namespace whose share is the smallest with it, where a
 //! namespace's share is the largest of its shares of any table. So a namespace with many pods takes no room from
 //! another one's share (max-min). A namespace spends its share first on installed sessions that are wanted unchanged,
 //! then on changed ones, then on new ones; each in the order of the devices and, on a device, of the origins and names
@@ -92,7 +92,7 @@ pub(super) fn fits_beside(taps: &BTreeMap<Device, Tap>, actual: &Actual) -> bool
 
 /// The number of forms in which sessions copy, apart from captures.
 fn forms<'s>(sessions: impl Iterator<Item = &'s Session>) -> usize {
-    let mirrors = sessions.filter(|session| Rank::of(session.origin) != Rank::Capture);
+    let mirrors = sessions.filter(|session| Rank::of(session.origin) < Rank::Capture);
     mirrors.map(|session| (&session.target, session.settings.snaplen)).collect::<BTreeSet<_>>().len()
 }
 
@@ -104,7 +104,7 @@ fn allocate<'i>(
 ) -> (BTreeMap<Device, Tap>, Vec<Unfit>) {
     let mut room = Room::of(actual);
     let (mut fitting, mut unfit) = (BTreeMap::new(), Vec::new());
-    for rank in [Rank::Enforced, Rank::Mirror, Rank::Capture] {
+    for rank in [Rank::Enforced, Rank::Mirror, Rank::Capture, Rank::Reader] {
         let mut turns = Turns::default();
         for (device, tap) in wanted {
             let installed =
@@ -141,18 +141,20 @@ fn allocate<'i>(
 }
 
 /// Priority of sessions, whatever is installed.
-#[derive(Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Rank {
     Enforced,
     Mirror,
     Capture,
+    Reader,
 }
 
 impl Rank {
     const fn of(origin: Origin) -> Self {
         match origin {
             Origin::Enforced => Self::Enforced,
-            Origin::Capture | Origin::Reader => Self::Capture,
+            Origin::Capture => Self::Capture,
+            Origin::Reader => Self::Reader,
             _ => Self::Mirror,
         }
     }

@@ -476,6 +476,35 @@ proptest! {
         prop_assert_eq!(mirrors(with), mirrors(without));
     }
 
+    /// Readers of the API take no slot from a capture of root, not even readers that are already installed.
+    #[test]
+    fn readers_take_no_place_from_a_capture(
+        first in desired(), then in desired(), read in any::<u64>(), capacity in worlds::capacity(),
+    ) {
+        let captured = |desired: &Desired, read: u64| {
+            let mut desired = desired.clone();
+            for (number, (device, tap)) in (1..).zip(&mut desired.taps) {
+                tap.sessions.values_mut().for_each(|session| session.origin = Origin::Capture);
+                if read >> (device.ifindex.0 % 64) & 1 == 1 && let Some(session) = tap.sessions.values().next() {
+                    let session = Session { origin: Origin::Reader, ..session.clone() };
+                    tap.sessions.insert(MirrorId(Name::of_capture(number)), session);
+                }
+            }
+            desired
+        };
+        let of_root = |taps: BTreeMap<Device, Tap>| -> BTreeSet<(Device, MirrorId)> {
+            let sessions = taps.into_iter().flat_map(|(device, tap)| {
+                tap.sessions.into_iter().map(move |(mirror, session)| (device, mirror, session.origin))
+            });
+            let of_root = sessions.filter(|(.., origin)| *origin == Origin::Capture);
+            of_root.map(|(device, mirror, _)| (device, mirror)).collect()
+        };
+        let without = fit::fit(&captured(&then, 0), &installed(&captured(&first, 0), capacity)).0;
+        let before = installed(&captured(&first, read), capacity);
+        let with = fit::fit(&captured(&then, read), &before).0;
+        prop_assert_eq!(of_root(with), of_root(without));
+    }
+
     /// The kernel stores a tap's limits in the sessions of its mirrors. So a tap that has only captures is read back
     /// without limits, and this must not cause a write in each round.
     #[test]

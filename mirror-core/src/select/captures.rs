@@ -3,7 +3,7 @@
 //! Pure. A program can also read the stream of a target, to which other mirrors copy ([`Readers`]). A capture names
 //! pods and interfaces, or selects pods as a Mirror does. It is one more session on their taps, with a target of its
 //! own, so it changes no other mirror. `choose` and `select` add these sessions after all others; `resources` adds those
-//! of selected pods.
+//! of selected pods. If a tap has no room for a capture of root, the newest reader of the API leaves the tap.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -13,7 +13,7 @@ use super::{Policy, Selection, Skipped, Wanted, Why, claim};
 use crate::{
     model::{
         Device, Directions, Link, LinkKind, LinkSnapshot, MirrorId, Name, Origin, Owner, Pod, Resource,
-        ResourceId, RingId, Session, Tap, TapHead, TargetName,
+        RingId, Session, Tap, TapHead, TargetName,
     },
     settings::Settings,
 };
@@ -36,12 +36,6 @@ impl Readers {
     /// The rings of all of them.
     pub fn rings(&self) -> BTreeSet<RingId> {
         self.captures.iter().map(|capture| capture.ring).chain(self.streams.values().copied()).collect()
-    }
-
-    /// The ring of the reader of the API that has this mirror.
-    pub fn of_api(&self, mirror: &MirrorId) -> Option<RingId> {
-        let mut readers = self.captures.iter().filter(|capture| capture.origin == Origin::Reader);
-        readers.find(|capture| capture.mirror() == *mirror).map(|capture| capture.ring)
     }
 
     /// The same readers except for the program that reads this ring.
@@ -80,8 +74,6 @@ pub enum Wants {
         /// The interfaces of the node, by name.
         interfaces: BTreeSet<String>,
     },
-    /// The stream of a Mirror, which has its own directions and settings.
-    Stream(ResourceId),
     /// Those of the pods that a reader of the API selects. The request has the directions and settings, too.
     Reader(Box<Resource>),
 }
@@ -90,11 +82,6 @@ impl Capture {
     /// The request of a reader for pods.
     pub(super) fn resource(&self) -> Option<&Resource> {
         if let Wants::Reader(resource) = &self.wants { Some(resource) } else { None }
-    }
-
-    /// The Mirror whose stream the program reads.
-    pub fn stream(&self) -> Option<&ResourceId> {
-        if let Wants::Stream(id) = &self.wants { Some(id) } else { None }
     }
 
     /// The name of the capture's mirror.
@@ -122,16 +109,26 @@ impl Capture {
         Skipped { pod: None, nic: None, mirror: Some(self.mirror()), why }
     }
 
-    /// Adds the capture's session to the mirrors of a pod or tap.
-    fn add_to(&self, mirrors: &mut BTreeMap<MirrorId, Session>) -> Result<(), Why> {
-        if mirrors.len() >= MAX_SESSIONS_PER_TAP {
-            return Err(Why::TooManyMirrors);
-        }
-        mirrors.insert(self.mirror(), self.session());
-        Ok(())
+    /// Whether a reader of the API requests interfaces.
+    pub fn is_of_interfaces(&self) -> bool {
+        self.origin == Origin::Reader && matches!(self.wants, Wants::Named { .. })
     }
 
-    /// Adds the capture's pods to the wanted ones. Returns the pods that it cannot have.
+    /// Adds the capture's session to the mirrors of a pod or tap. If they are too many then, removes one of them, and
+    /// returns it: the newest reader of the API, or else this capture.
+    fn add_to(&self, mirrors: &mut BTreeMap<MirrorId, Session>) -> Option<MirrorId> {
+        mirrors.insert(self.mirror(), self.session());
+        if mirrors.len() <= MAX_SESSIONS_PER_TAP {
+            return None;
+        }
+        let readers = mirrors.iter().filter(|(_, session)| session.origin == Origin::Reader);
+        let newest = readers.map(|(mirror, _)| mirror).max_by_key(|mirror| mirror.0.capture_number());
+        let last = newest.cloned().unwrap_or_else(|| self.mirror());
+        mirrors.remove(&last);
+        Some(last)
+    }
+
+    /// Adds the capture's pods to the wanted ones. Returns the pods that it, or a reader, cannot have.
     pub(super) fn choose<'a>(
         &self,
         pods: &'a [Pod],
@@ -146,17 +143,22 @@ impl Capture {
                 refused.push(self.skip(Why::NoSuchPod(format!("{namespace}/{name}"))));
                 continue;
             };
-            let mirrors = match wanted.iter().position(|wanted| wanted.pod.id.uid == pod.id.uid) {
-                _ if policy.exclude_namespaces.contains(namespace) => Err(Why::NamespaceExcluded),
-                Some(at) => wanted.get_mut(at).map_or(Ok(()), |wanted| self.add_to(&mut wanted.mirrors)),
-                None => {
-                    let mirrors = [(self.mirror(), self.session())].into();
-                    wanted.push(Wanted { pod, mirrors, nics: BTreeMap::new(), is_asked: false });
-                    Ok(())
+            let refusal = if policy.exclude_namespaces.contains(namespace) {
+                Some((self.mirror(), Why::NamespaceExcluded))
+            } else if let Some(wanted) = wanted.iter_mut().find(|wanted| wanted.pod.id.uid == pod.id.uid) {
+                let last = self.add_to(&mut wanted.mirrors);
+                if let Some(last) = &last {
+                    wanted.nics.remove(last);
                 }
+                last.map(|last| (last, Why::TooManyMirrors))
+            } else {
+                let mirrors = [(self.mirror(), self.session())].into();
+                wanted.push(Wanted { pod, mirrors, nics: BTreeMap::new(), is_asked: false });
+                None
             };
-            if let Err(why) = mirrors {
-                refused.push(Skipped { pod: Some(pod.id.clone()), ..self.skip(why) });
+            if let Some((mirror, why)) = refusal {
+                let (pod, mirror) = (Some(pod.id.clone()), Some(mirror));
+                refused.push(Skipped { pod, nic: None, mirror, why });
             }
         }
         refused
@@ -181,13 +183,50 @@ impl Capture {
     ) -> Result<(), Why> {
         let link = links.by_name(name).ok_or(Why::NoSuchInterface)?;
         if let Some(tap) = selection.taps.get_mut(&Device::on_node(link.ifindex)) {
-            return self.add_to(&mut tap.sessions);
+            let (pod, nic) = (tap.head.owner.pod.clone(), Some(tap.head.owner.nic.clone()));
+            let last = self.add_to(&mut tap.sessions);
+            let why = Why::TooManyMirrors;
+            selection.skipped.extend(last.map(|last| Skipped { pod, nic, mirror: Some(last), why }));
+            return Ok(());
         }
         let head = TapHead::new(Owner::of_interface(name), kind(link));
         let head = TapHead { is_limited: policy.limits.is_limited(), ..head };
         let sessions = [(self.mirror(), self.session())].into();
         claim(link, Tap { head, sessions }, links, policy, selection)
     }
+}
+
+impl Selection {
+    /// Takes the interfaces that lead into these pods from the readers of the API, which cannot read these pods.
+    pub fn bar(&mut self, barred: &[(&Pod, Why)], captures: &[Capture], links: &LinkSnapshot) {
+        for capture in captures.iter().filter(|capture| capture.is_of_interfaces()) {
+            let Wants::Named { interfaces, .. } = &capture.wants else { continue };
+            for link in interfaces.iter().filter_map(|name| links.by_name(name)) {
+                let Some((_, why)) = barred.iter().find(|(pod, _)| leads_into(link, pod, links)) else {
+                    continue;
+                };
+                if let Some(tap) = self.taps.get_mut(&Device::on_node(link.ifindex)) {
+                    tap.sessions.remove(&capture.mirror());
+                }
+                let nic = Some(link.name.clone());
+                self.skipped.push(Skipped { nic, ..capture.skip(why.clone()) });
+            }
+        }
+        self.taps.retain(|_, tap| !tap.sessions.is_empty());
+    }
+}
+
+/// Whether a device of the node leads into the network namespace of a pod, or may do so.
+fn leads_into(link: &Link, pod: &Pod, links: &LinkSnapshot) -> bool {
+    let nsid = link.peer.and_then(|peer| peer.nsid);
+    nsid.is_some()
+        && match links.pods.get(&pod.id.uid) {
+            Some(Ok(inside)) => inside.nsid == nsid,
+            // It may be this namespace.
+            Some(Err(_)) => true,
+            // No process of the pod runs.
+            None => false,
+        }
 }
 
 /// How a named device relates to the NIC behind it. A veth that leads into another namespace is treated as a pod's, so

@@ -15,7 +15,7 @@ use mirror_common::abi::MAX_SESSIONS_PER_TAP;
 use super::{
     BadAnnotation, Capture, Filters, Nics, Policy, Problem, Selected, Skipped, Unasked, Why,
     attachments::{Attachments, Bad},
-    resources::{Author, Draft, InQueue, Resources, Selecting, rank},
+    resources::{Author, Draft, InQueue, Read, Resources, rank},
 };
 pub use crate::annotations::{MIRROR, NICS, OVN_MIRROR, PREFIX};
 use crate::{
@@ -77,6 +77,8 @@ pub struct Choice<'a> {
     pub refused: Vec<Skipped>,
     /// Pods without a requested mirror. A capture can still select them.
     pub unasked: BTreeMap<&'a PodId, Unasked>,
+    /// Pods that readers of the API cannot read, and why.
+    pub barred: Vec<(&'a Pod, Why)>,
     /// Invalid annotations.
     pub bad: Vec<BadAnnotation>,
     /// The resources that select one of the pods, in the order of their ids.
@@ -84,7 +86,7 @@ pub struct Choice<'a> {
 }
 
 /// Returns the mirrors of all pods, with the origin of each. Among annotations the most specific one wins, key by key.
-/// Captures come after all other mirrors.
+/// Captures come after all other mirrors: those of root, and then those of readers of the API.
 ///
 /// First the mirrors of a pod get their session slots, then the filters of those mirrors are compiled. If very many
 /// filters are new, [`Filters::is_behind`] reports that the choice is incomplete, and the caller must call again.
@@ -124,7 +126,7 @@ enum Queued<'r> {
     /// Requested by annotations or by the policy.
     Asked(Asked),
     /// Requested by a resource.
-    Resource(Selecting<'r>),
+    Resource(&'r Read<'r>),
 }
 
 /// Why a mirror is not wanted.
@@ -147,10 +149,10 @@ struct PodChoice<'c, 'a> {
 }
 
 impl<'a> PodChoice<'_, 'a> {
-    fn choose(mut self, selecting: &[Selecting<'_>]) {
+    fn choose(mut self, selecting: &[&Read<'_>]) {
         let (mut own, mut inherited) = (Said::new(), Said::new());
         let mut queue: Vec<_> =
-            selecting.iter().map(|resource| (resource.place(), Queued::Resource(*resource))).collect();
+            selecting.iter().map(|resource| (resource.place(), Queued::Resource(resource))).collect();
         // Why resources that are not enforced exclude the pod.
         let narrowed = match &self.pod.unread {
             Some(problem) if self.policy.annotations => {
@@ -165,6 +167,8 @@ impl<'a> PodChoice<'_, 'a> {
                 self.annotated(&own, &inherited, &mut queue)
             }
         };
+        let barred = self.policy.bars(&self.pod.id.namespace).or_else(|| narrowed.clone());
+        self.choice.barred.extend(barred.map(|why| (self.pod, why)));
         queue.sort_by(|(a, _), (b, _)| a.cmp(b));
         let (mut mirrors, mut nics) = (BTreeMap::new(), BTreeMap::new());
         let (mut is_asked, mut places) = (false, 0);

@@ -38,11 +38,6 @@ impl NotCovered {
         Self { pod: pod.clone(), nic: nic.clone(), reason: why.name(), message: why.to_string() }
     }
 
-    fn no_reader(pod: &PodId) -> Self {
-        let message = "no program reads the stream of this Mirror on this node now, so nothing is copied";
-        Self { pod: pod.clone(), nic: None, reason: "NoReader", message: message.to_owned() }
-    }
-
     fn ended(pod: &PodId, limit: Ended) -> Self {
         let message = format!("a limit has ended it: its budget of {} is used up", limit.name());
         Self { pod: pod.clone(), nic: None, reason: "Ended", message }
@@ -78,21 +73,17 @@ pub fn coverage(
     }
     let of = |of: Selected| {
         let (mut covered, mut not_covered) = (BTreeSet::new(), BTreeSet::new());
-        let Some(mirror) = of.mirror.clone() else {
-            not_covered.extend(of.pods.iter().map(NotCovered::no_reader));
-            return Coverage { of, covered, not_covered };
-        };
         let down = down.get(&of.target);
         for pod in &of.pods {
             let of_pod = reasons.get(&Some(pod)).into_iter().flatten();
-            let of_mirror = of_pod.filter(|skipped| skipped.concerns(&mirror));
+            let of_mirror = of_pod.filter(|skipped| skipped.concerns(&of.mirror));
             let of_nics = of_mirror.filter(|skipped| skipped.nic.as_ref().is_none_or(|nic| of.nics.has(nic)));
             let reasons: Vec<_> = of_nics.map(|skipped| NotCovered::of(pod, skipped)).collect();
             if !reasons.is_empty() {
                 not_covered.extend(reasons);
                 continue;
             }
-            let reason = match (installed.get(pod).and_then(|mirrors| mirrors.get(&mirror)), down) {
+            let reason = match (installed.get(pod).and_then(|mirrors| mirrors.get(&of.mirror)), down) {
                 (Some(None), None) => {
                     covered.insert(pod.clone());
                     continue;

@@ -125,8 +125,16 @@ impl Policy {
 
     /// Whether Mirrors in this namespace can ask for packets.
     pub fn may_ask(&self, namespace: &str) -> bool {
-        !self.exclude_namespaces.contains(namespace)
-            && self.allow_namespaces.as_ref().is_none_or(|allowed| allowed.contains(namespace))
+        self.bars(namespace).is_none()
+    }
+
+    /// Why Mirrors in this namespace, and readers of the API, get no packets of its pods.
+    pub(super) fn bars(&self, namespace: &str) -> Option<Why> {
+        let is_allowed = self.allow_namespaces.as_ref().is_none_or(|allowed| allowed.contains(namespace));
+        match self.exclude_namespaces.contains(namespace) {
+            true => Some(Why::NamespaceExcluded),
+            false => (!is_allowed).then_some(Why::NamespaceNotAllowed),
+        }
     }
 
     /// The targets that are streams.

@@ -63,8 +63,8 @@ pub struct Selected {
     pub uid: String,
     /// The generation that was read.
     pub generation: i64,
-    /// The resource's mirror on each pod. `None`: it has a stream that no program reads.
-    pub mirror: Option<MirrorId>,
+    /// The resource's mirror on each pod.
+    pub mirror: MirrorId,
     /// Why the resource has no effect on any pod: the reason in one word, and an explanation.
     pub refused: Option<(&'static str, String)>,
     /// The target of its copies; `default` if it is refused.
@@ -87,12 +87,12 @@ pub(super) struct Resources<'r> {
 }
 
 /// A parsed resource.
-struct Read<'r> {
+pub(super) struct Read<'r> {
     resource: &'r Resource,
-    /// The program that reads its packets.
+    /// The reader of the API whose request it is.
     reader: Option<&'r Capture>,
-    /// The resource's mirror on each pod. `None`: it has a stream that no program reads.
-    mirror: Option<MirrorId>,
+    /// The resource's mirror on each pod.
+    mirror: MirrorId,
     /// The request, which is the same on each pod.
     asks: Result<Draft<'r>, Why>,
 }
@@ -135,7 +135,7 @@ impl Draft<'_> {
     }
 }
 
-impl Read<'_> {
+impl<'r> Read<'r> {
     /// Whether the pod's namespace is allowed to use the target. ClusterMirrors can use all targets.
     fn may_use_target(&self, pod: &Pod, policy: &Policy) -> Result<(), Why> {
         match &self.asks {
@@ -145,34 +145,40 @@ impl Read<'_> {
             _ => Ok(()),
         }
     }
-}
 
-/// A resource that selects a pod.
-#[derive(Clone, Copy)]
-pub(super) struct Selecting<'s> {
-    read: &'s Read<'s>,
-    /// The resource's mirror on the pod.
-    mirror: &'s MirrorId,
+    /// The sort key among the mirrors of a pod.
+    pub(super) fn place(&self) -> InQueue {
+        // Readers come last, in the order in which they began: the kernel's ids of rings grow.
+        let (origin, created) = match self.reader {
+            Some(reader) => (reader.origin, reader.ring.0.into()),
+            None => (self.resource.origin(), self.resource.created),
+        };
+        (rank(origin), created, self.mirror.clone())
+    }
+
+    /// The resource's mirror on the pod. `narrowed`: why annotations exclude the pod.
+    pub(super) fn draft(&self, pod: &Pod, policy: &Policy, narrowed: Option<&Why>) -> Result<Draft<'r>, Why> {
+        let origin = self.resource.origin();
+        let is_bound = origin == Origin::Mirror || self.reader.is_some();
+        let barred = policy.bars(&pod.id.namespace);
+        let barred = barred.filter(|why| is_bound || *why == Why::NamespaceExcluded);
+        match barred.as_ref().or(narrowed.filter(|_| origin != Origin::Enforced)) {
+            Some(why) => Err(why.clone()),
+            None => self.asks.clone().and_then(|asked| self.may_use_target(pod, policy).map(|()| asked)),
+        }
+    }
 }
 
 impl<'r> Resources<'r> {
     /// Parses the resources, and the requests of readers, except for their filters.
     pub(super) fn read(resources: &'r [Resource], captures: &'r [Capture], policy: &Policy) -> Self {
-        let streams: BTreeMap<_, _> =
-            captures.iter().filter_map(|capture| Some((capture.stream()?, capture))).collect();
-        let with_stream = |resource: &'r Resource| {
-            let reader = resource.stream().and_then(|_| streams.get(&resource.id).copied());
-            (resource, reader)
-        };
         let of_readers = captures.iter().filter_map(|capture| Some((capture.resource()?, Some(capture))));
         let read = |(resource, reader): (&'r Resource, Option<&'r Capture>)| {
-            let mirror = match resource.stream() {
-                None if reader.is_none() => Some(resource.id.mirror()),
-                _ => reader.map(Capture::mirror),
-            };
+            let mirror = reader.map_or_else(|| resource.id.mirror(), Capture::mirror);
             Read { resource, reader, mirror, asks: asks(resource, reader, policy) }
         };
-        let read: Vec<_> = resources.iter().map(with_stream).chain(of_readers).map(read).collect();
+        let resources = resources.iter().map(|resource| (resource, None));
+        let read: Vec<_> = resources.chain(of_readers).map(read).collect();
         let mut by_namespace = BTreeMap::<_, Vec<_>>::new();
         for (place, Read { resource, .. }) in read.iter().enumerate() {
             by_namespace.entry(resource.id.namespace.as_deref()).or_default().push(place);
@@ -180,8 +186,8 @@ impl<'r> Resources<'r> {
         Self { read, by_namespace, pods: BTreeMap::new(), not_allowed: BTreeMap::new() }
     }
 
-    /// Returns the resources that select a pod, and notes them. Those whose stream no program reads are left out.
-    pub(super) fn selecting(&mut self, pod: &Pod, policy: &Policy) -> Vec<Selecting<'_>> {
+    /// Returns the resources that select a pod, and notes them.
+    pub(super) fn selecting(&mut self, pod: &Pod, policy: &Policy) -> Vec<&Read<'r>> {
         let of = |namespace| self.by_namespace.get(&namespace).into_iter().flatten().copied();
         let candidates = of(None).chain(of(Some(pod.id.namespace.as_str())));
         let selects = |place: &usize| self.read.get(*place).is_some_and(|read| read.resource.selects(pod));
@@ -191,8 +197,7 @@ impl<'r> Resources<'r> {
             let why = self.read.get(*place).and_then(|read| read.may_use_target(pod, policy).err());
             self.not_allowed.extend(why.map(|why| (*place, why)));
         }
-        let read = places.into_iter().filter_map(|place| self.read.get(place));
-        read.filter_map(|read| Some(Selecting { read, mirror: read.mirror.as_ref()? })).collect()
+        places.into_iter().filter_map(|place| self.read.get(place)).collect()
     }
 
     /// Returns the resources that have selected a pod. `filters` has compiled the filters of mirrors with a slot.
@@ -236,37 +241,6 @@ impl Why {
     }
 }
 
-impl<'s> Selecting<'s> {
-    /// The sort key among the mirrors of the pod.
-    pub(super) fn place(&self) -> InQueue {
-        let Read { resource, reader, .. } = self.read;
-        // Captures come last, in the order in which they began: the kernel's ids of rings grow.
-        let (origin, created) = match reader {
-            Some(reader) => (reader.origin, reader.ring.0.into()),
-            None => (resource.origin(), resource.created),
-        };
-        (rank(origin), created, self.mirror.clone())
-    }
-
-    /// The resource's mirror on the pod. `narrowed`: why annotations exclude the pod.
-    pub(super) fn draft(&self, pod: &Pod, policy: &Policy, narrowed: Option<&Why>) -> Result<Draft<'s>, Why> {
-        let Self { read: read @ Read { resource, reader, asks, .. }, .. } = self;
-        let origin = resource.origin();
-        let namespace = &pod.id.namespace;
-        let is_allowed = policy.allow_namespaces.as_ref().is_none_or(|allowed| allowed.contains(namespace));
-        if policy.exclude_namespaces.contains(namespace) {
-            return Err(Why::NamespaceExcluded);
-        }
-        if (origin == Origin::Mirror || reader.is_some()) && !is_allowed {
-            return Err(Why::NamespaceNotAllowed);
-        }
-        match narrowed {
-            Some(why) if origin != Origin::Enforced => Err(why.clone()),
-            _ => asks.clone().and_then(|asked| read.may_use_target(pod, policy).map(|()| asked)),
-        }
-    }
-}
-
 /// Why no node can use a resource, whatever its targets: the reason in one word, and an explanation.
 pub fn refusal(resource: &Resource) -> Option<(&'static str, String)> {
     let mut policy = Policy::default();
@@ -276,10 +250,10 @@ pub fn refusal(resource: &Resource) -> Option<(&'static str, String)> {
     asks.err().map(|why| why.told())
 }
 
-/// Parses the request of a resource. `reader` reads its packets.
+/// Parses the request of a resource, or of a reader of the API.
 fn asks<'r>(resource: &'r Resource, reader: Option<&Capture>, policy: &Policy) -> Result<Draft<'r>, Why> {
     let refuse = |reason, message| Why::Refused(Refusal { resource: resource.id.clone(), reason, message });
-    let Request { nics, directions, settings, filter, target, stream } =
+    let Request { nics, directions, settings, filter, target } =
         resource.request.as_ref().map_err(|problem| refuse(Refusal::INVALID_SPEC, problem.clone()))?;
     // The node's defaults do not apply: no spec could express "no limit", and flags of a node would change an enforced
     // mirror. The seed of samples is the same on all nodes.
@@ -297,13 +271,9 @@ fn asks<'r>(resource: &'r Resource, reader: Option<&Capture>, policy: &Policy) -
             refuse(Refusal::INVALID_SPEC, format!("spec.{error}"))
         })?,
     };
-    let (target, origin) = match (reader, stream) {
-        (Some(reader), _) => (reader.target(), reader.origin),
-        // Without a reader, no pod gets the session.
-        (None, Some(_)) => (TargetName::default(), Origin::Capture),
-        (None, None) => {
-            (policy.target_named(Some(target.as_deref().unwrap_or(Name::DEFAULT)))?, resource.origin())
-        }
+    let (target, origin) = match reader {
+        Some(reader) => (reader.target(), reader.origin),
+        None => (policy.target_named(Some(target.as_deref().unwrap_or(Name::DEFAULT)))?, resource.origin()),
     };
     let session = Session { directions: *directions, settings, target, origin, asked, key: None };
     Ok(Draft { session, nics, filter })

@@ -4,7 +4,7 @@
 //! json`. Called by `mirror-agent explain --pod`. [`coverage`] describes the packets that a tap misses, [`mirror`] a
 //! mirror at a NIC, [`target`] the target of its copies, and [`verdicts`] what a counter means.
 
-mod coverage;
+pub(super) mod coverage;
 mod mirror;
 mod target;
 mod verdicts;
@@ -12,8 +12,8 @@ mod verdicts;
 use mirror_common::verdict::Direction;
 
 use super::{
-    AttachedStatus, BAD_ANNOTATION, BadAnnotation, KnownPod, NodeStatus, NotAsked, NotMirrored, Notes,
-    PodSideStatus, SessionStatus, TapStatus, table::printable,
+    AttachedStatus, BAD_ANNOTATION, BAD_ANNOTATION_REMEDY, BadAnnotation, KnownPod, NodeStatus, NotAsked,
+    NotMirrored, Notes, PodSideStatus, SessionStatus, TapStatus, table::printable,
 };
 use crate::{model::Origin, select::Why};
 
@@ -62,17 +62,17 @@ fn sentence(message: &str) -> String {
 }
 
 /// The parts of the status that concern one pod.
-struct Subject<'a> {
+pub(super) struct Subject<'a> {
     status: &'a NodeStatus,
     pod: &'a str,
-    taps: Vec<&'a TapStatus>,
-    skipped: Vec<&'a NotMirrored>,
-    bad: Vec<&'a BadAnnotation>,
-    known: Option<&'a KnownPod>,
+    pub(super) taps: Vec<&'a TapStatus>,
+    pub(super) skipped: Vec<&'a NotMirrored>,
+    pub(super) bad: Vec<&'a BadAnnotation>,
+    pub(super) known: Option<&'a KnownPod>,
 }
 
 impl<'a> Subject<'a> {
-    fn of(status: &'a NodeStatus, name: &'a str) -> Self {
+    pub(super) fn of(status: &'a NodeStatus, name: &'a str) -> Self {
         let is_of = |tap: &&TapStatus| {
             let pod = tap.pod.as_ref();
             pod.is_some_and(|pod| name.split_once('/') == Some((pod.namespace.as_str(), pod.name.as_str())))
@@ -199,7 +199,7 @@ impl<'a> Subject<'a> {
         }
         for BadAnnotation { pod: _, message } in &self.bad {
             text.line(1, &format!("{BAD_ANNOTATION}: {message}"));
-            text.line(2, "Correct the annotation, or remove it.");
+            text.line(2, BAD_ANNOTATION_REMEDY);
         }
     }
 

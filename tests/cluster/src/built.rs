@@ -69,11 +69,6 @@ pub fn can_be_brought() -> Result<()> {
     Binaries::locate()?.can_be_brought()
 }
 
-/// Whether the programs of Kubernetes have been built on this machine.
-pub fn has_programs() -> bool {
-    Binaries::locate().is_ok_and(|binaries| binaries.built("kubelet").exists())
-}
-
 /// Whether a process of the cluster runs on this machine.
 pub fn is_running() -> bool {
     let mut names = control::COMPONENTS.into_iter().chain(node::COMPONENTS);

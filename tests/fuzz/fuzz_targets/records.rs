@@ -25,7 +25,7 @@ enum Step<'a> {
     Record { serial: Option<u8>, record: &'a [u8] },
     /// Sessions end.
     PartWith { serial: u8 },
-    Snapshot { name: &'a str, times: (u64, u64) },
+    Snapshot { name: &'a str, times: (u64, u64), snaplen: Option<u8> },
 }
 
 /// Checks that a snapshot is a pcapng with these packets, and returns the bytes of their blocks.
@@ -71,9 +71,10 @@ fn record(most: u64, super_frames: bool, steps: &[Step<'_>]) {
                 let _ = recorder.record(&head, bytes);
             }
             Step::PartWith { serial } => recorder.part_with(|of| of <= u32::from(*serial)),
-            Step::Snapshot { name, times } => {
+            Step::Snapshot { name, times, snaplen } => {
                 let is_wanted: &dyn Fn(&str) -> bool = &|of| of != *name;
-                let excerpt = Excerpt { is_wanted, times: times.0..=times.1, filter: None };
+                let snaplen = snaplen.map(u32::from);
+                let excerpt = Excerpt { is_wanted, times: times.0..=times.1, snaplen, ..Excerpt::ALL };
                 let snapshot = recorder.snapshot(&excerpt, NOW).unwrap();
                 check(&snapshot.bytes, snapshot.packets.values().sum());
             }

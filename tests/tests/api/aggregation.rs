@@ -19,7 +19,9 @@ use serde_json::{Value, json};
 
 use crate::resources::file;
 
-const GROUP: &str = "packets.podmirror.io";
+pub(crate) const GROUP: &str = "packets.podmirror.io";
+/// The Service of the servers.
+pub(crate) const SERVICE: &str = "packets";
 /// The body of an answer to a request for packets.
 const PACKETS: &str = "some packets\n";
 
@@ -30,40 +32,50 @@ pub(crate) struct Registration<'a> {
 }
 
 impl<'a> Registration<'a> {
-    /// Registers a server that listens at [`BACKEND_IP`], and waits until the API server has reached it.
+    /// Registers servers that listen at [`BACKEND_IP`], each with a port for the API server and one for agents.
+    /// `is_verified`: the API server verifies their certificates, when they have written their CA.
     #[track_caller]
-    pub(crate) fn new(api: &'a Api, port: u16) -> Self {
+    pub(crate) fn new(api: &'a Api, servers: &[[u16; 2]], is_verified: bool) -> Self {
         static TURN: Mutex<()> = Mutex::new(());
         // A story that failed has deleted its APIService too.
         let registration = Self { api, _turn: TURN.lock().unwrap_or_else(PoisonError::into_inner) };
-        let name = "packets";
-        api.apply(&list(&[
-            json!({
-                "apiVersion": "v1", "kind": "Service", "metadata": { "name": name },
-                "spec": { "ports": [{ "name": "https", "port": 443 }] },
-            }),
+        let slice = |(number, [https, agents]): (usize, &[u16; 2])| {
             json!({
                 "apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice", "addressType": "IPv4",
-                "metadata": { "name": name, "labels": { "kubernetes.io/service-name": name } },
-                "ports": [{ "name": "https", "port": port }], "endpoints": [{ "addresses": [BACKEND_IP] }],
-            }),
-            json!({
-                "apiVersion": "apiregistration.k8s.io/v1", "kind": "APIService",
-                "metadata": { "name": format!("v1alpha1.{GROUP}") },
-                "spec": {
-                    "group": GROUP, "version": "v1alpha1", "groupPriorityMinimum": 100, "versionPriority": 100,
-                    "insecureSkipTLSVerify": true, "service": { "name": name, "namespace": api.namespace() },
+                "metadata": {
+                    "name": format!("{SERVICE}-{number}"), "labels": { "kubernetes.io/service-name": SERVICE },
                 },
-            }),
-        ]));
+                "ports": [{ "name": "https", "port": https }, { "name": "agents", "port": agents }],
+                "endpoints": [{ "addresses": [BACKEND_IP] }],
+            })
+        };
+        let service = json!({
+            "apiVersion": "v1", "kind": "Service", "metadata": { "name": SERVICE },
+            "spec": { "ports": [{ "name": "https", "port": 443 }, { "name": "agents", "port": 10709 }] },
+        });
+        let of_group = json!({
+            "apiVersion": "apiregistration.k8s.io/v1", "kind": "APIService",
+            "metadata": { "name": format!("v1alpha1.{GROUP}") },
+            "spec": {
+                "group": GROUP, "version": "v1alpha1", "groupPriorityMinimum": 100, "versionPriority": 100,
+                "insecureSkipTLSVerify": !is_verified, "service": { "name": SERVICE, "namespace": api.namespace() },
+            },
+        });
+        let slices = servers.iter().enumerate().map(slice);
+        api.apply(&list(&slices.chain([service, of_group]).collect::<Vec<_>>()));
+        registration
+    }
+
+    /// Waits until the API server has reached a server.
+    #[track_caller]
+    pub(crate) fn wait(&self) {
         eventually(PATIENCE, || {
             // The only condition is Available.
             let fields = "{.status.conditions[*].status}:{.status.conditions[*].message}";
             let available =
-                api.try_kubectl(&format!("get apiservice v1alpha1.{GROUP} -o jsonpath={fields}"))?;
+                self.api.try_kubectl(&format!("get apiservice v1alpha1.{GROUP} -o jsonpath={fields}"))?;
             check(available.starts_with("True"), || available)
         });
-        registration
     }
 }
 
@@ -172,7 +184,8 @@ fn a_server_behind_the_api_server_and_the_audit_log_learn_who_requests_packets()
     let front_proxy: Value = serde_json::from_str(&front_proxy).unwrap();
     let front_proxy = |key: &str| front_proxy["data"][key].as_str().unwrap();
     let server = Server::start(front_proxy("requestheader-client-ca-file"));
-    let _registration = Registration::new(&api, server.port);
+    let registration = Registration::new(&api, &[[server.port; 2]], false);
+    registration.wait();
     api.apply(&json!({
         "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "Role", "metadata": { "name": "readers" },
         "rules": [{ "apiGroups": [GROUP], "resources": ["packets"], "verbs": ["watch"] }],

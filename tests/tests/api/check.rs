@@ -83,10 +83,8 @@ fn check_finds_what_the_chart_has_installed() {
     // The second finding can be stale reports of other stories' nodes.
     assert_eq!(found(&report, "reports")[0], ("WARN", format!("no MirrorNode of {node}").as_str()));
     assert_eq!(found(&report, "controller"), [("OK", "1 available")]);
-    // No kubelet runs that could execute the command.
-    let failures = found(&report, "failures");
-    let silent = format!("{node} does not answer: ");
-    assert!(matches!(failures[..], [("WARN", found)] if found.starts_with(&silent)), "{failures:?}");
+    // Another story may have the API of packets.
+    assert_eq!(found(&report, "packets").len(), 1, "{report:#}");
 }
 
 #[test]
@@ -123,8 +121,8 @@ fn check_knows_the_crds_of_its_version_and_the_rights_of_its_user() {
     let (code, report) = check(&name, Some(&nobody));
     assert_eq!(code, 0, "{report:#}");
     let rights = found(&report, "rights");
-    assert_eq!(rights.len(), 10, "{rights:?}");
-    let lacks = format!("you may not create mirrors in namespace {name}: tail and on need it");
+    assert_eq!(rights.len(), 7, "{rights:?}");
+    let lacks = format!("you may not create mirrors in namespace {name} (for on)");
     assert_eq!(rights[0], ("WARN", lacks.as_str()));
     for check in ["nodes", "network", "resources", "agents"] {
         let found = found(&report, check);

@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 
 use crate::{
     Node,
-    keys::has_documented,
+    metrics::has_documented,
     resources::{Story, resource, wait_mirrors},
     targets::{namespaces, target},
 };

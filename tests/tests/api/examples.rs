@@ -12,11 +12,6 @@ use crate::{
 
 /// The beginning of an object.
 const OBJECT: &str = "apiVersion: ";
-/// Blocks that are no whole objects, by their document and kind.
-const FRAGMENTS: [(&str, &str); 1] = [
-    // An agent needs only the metadata of a pod in a file.
-    ("install.md", "kind: Pod\n"),
-];
 /// The label of the namespaces of stories.
 const OF_STORY: &str = "podmirror-story";
 
@@ -47,8 +42,7 @@ fn examples() -> Vec<Example> {
         let told: usize = objects.iter().map(|text| count(text)).sum();
         let place = path.file_name().unwrap().to_string_lossy().into_owned();
         assert_eq!(count(&document), told, "{place}: an example is not in a block of yaml");
-        let is_whole = |text: &&str| !FRAGMENTS.iter().any(|(of, kind)| place == *of && text.contains(kind));
-        examples.extend(objects.into_iter().filter(is_whole).map(|text| Example {
+        examples.extend(objects.into_iter().map(|text| Example {
             place: place.clone(),
             text: text.to_owned(),
             objects:
@@ -143,7 +137,7 @@ fn the_examples_of_the_documents_are_created_as_they_stand() {
     let examples = &examples()[..];
     let chart = of_chart();
     let places: BTreeSet<_> = examples.iter().map(|example| example.place.as_str()).collect();
-    assert!(places.is_superset(&["kubectl-mirror.md", "recipes.md", "resources.md"].into()), "{places:?}");
+    assert!(places.is_superset(&["README.md", "recipes.md", "resources.md"].into()), "{places:?}");
     let objects = || examples.iter().flat_map(|example| &example.objects);
     let kinds: BTreeSet<_> = objects().filter_map(|object| object["kind"].as_str()).collect();
     let some = ["ClusterMirror", "ConfigMap", "DaemonSet", "Mirror", "MirrorTarget"];

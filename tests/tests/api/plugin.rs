@@ -17,7 +17,7 @@ use crate::{
 };
 
 /// The exit code, and what was printed to standard output and standard error.
-type Told = (Option<i32>, String, String);
+pub(crate) type Told = (Option<i32>, String, String);
 
 fn told(command: &mut Command) -> Told {
     let Output { status, stdout, stderr } = command.output().unwrap();
@@ -26,11 +26,11 @@ fn told(command: &mut Command) -> Told {
 }
 
 /// `kubectl mirror` with these words, for the namespace of the story.
-fn plugin(api: &Api, words: &str) -> Told {
+pub(crate) fn plugin(api: &Api, words: &str) -> Told {
     told(&mut command(api, words))
 }
 
-fn command(api: &Api, words: &str) -> Command {
+pub(crate) fn command(api: &Api, words: &str) -> Command {
     let mut plugin = Command::new(env::var_os("MIRROR_PLUGIN").unwrap());
     plugin.env("KUBECONFIG", api.kubeconfig()).args(words.split_whitespace());
     plugin

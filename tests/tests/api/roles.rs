@@ -181,62 +181,43 @@ fn the_roles_view_edit_and_admin_have_the_rights_of_the_documents() {
 }
 
 #[test]
-fn the_role_for_tail_forwards_ports_to_agents_and_no_more() {
-    let story = Story::new("tail-role");
-    let (api, namespace) = (&story.node.api, story.node.api.namespace());
-    api.apply(&renamed("Role", "podmirror-tail", "podmirror-tail"));
-    api.kubectl("create rolebinding alice-tail --role podmirror-tail --user alice");
-    let resources = [
-        ("", "pods"),
-        ("", "pods/portforward"),
-        ("", "pods/exec"),
-        ("", "pods/attach"),
-        ("", "pods/log"),
-        ("", "pods/proxy"),
-        ("", "pods/status"),
-        ("", "pods/ephemeralcontainers"),
-        ("", "services"),
-        ("", "services/proxy"),
-        ("", "secrets"),
-        ("", "configmaps"),
-        ("", "serviceaccounts/token"),
-        ("", "events"),
-        ("apps", "daemonsets"),
-        ("apps", "deployments"),
-        ("rbac.authorization.k8s.io", "rolebindings"),
-        ("coordination.k8s.io", "leases"),
-        ("podmirror.io", "mirrors"),
-    ];
+fn the_roles_for_packets_read_packets_and_no_more() {
+    const GROUP: &str = "packets.podmirror.io";
+    let mut story = Story::new("packets-roles");
+    let own = story.node.api.namespace().to_owned();
+    let namespace = own.as_str();
     let mut rights = of_our_kinds(namespace);
+    let others = [
+        (GROUP, "packets"),
+        (GROUP, "nodepackets"),
+        (GROUP, "podreports"),
+        ("", "pods"),
+        ("", "pods/exec"),
+        ("", "pods/log"),
+        ("", "pods/portforward"),
+        ("", "pods/proxy"),
+        ("", "secrets"),
+        ("", "services"),
+        ("", "nodes/proxy"),
+    ];
     for verb in VERBS {
         for place in [namespace, OTHER, ""] {
-            rights.extend(resources.map(|(group, resource)| Right::new(verb, group, resource, place)));
+            rights.extend(others.map(|(group, resource)| Right::new(verb, group, resource, place)));
         }
-        rights.push(Right::new(verb, "", "nodes", ""));
-        rights.push(Right::new(verb, "", "nodes/proxy", ""));
     }
-    rights.sort();
-    rights.dedup();
-    let right = |verb, resource| Right::new(verb, "", resource, namespace);
-    let expected =
-        [right("list", "pods"), right("get", "pods/portforward"), right("create", "pods/portforward")];
-    wait_allowed(api, "alice", &rights, &expected.into());
-
-    // All rules that Kubernetes has for the user, without those for everybody.
-    let rules = |user: &str| {
-        let review = json!({
-            "apiVersion": "authorization.k8s.io/v1", "kind": "SelfSubjectRulesReview",
-            "spec": { "namespace": namespace },
-        });
-        // Without this flag kubectl would read the CRDs to check the review.
-        let create = format!("create --as={user} --validate=false -o json -f -");
-        let told = api.kubectl_with(&create, &review.to_string());
-        let told: Value = serde_json::from_str(&told).unwrap();
-        let of = |kind: &str| told["status"][kind].as_array().cloned().unwrap_or_default();
-        [of("resourceRules"), of("nonResourceRules")].concat().iter().map(Value::to_string).collect()
-    };
-    let (of_alice, of_everybody): (BTreeSet<String>, BTreeSet<String>) = (rules("alice"), rules("mallory"));
-    let own: Vec<_> = of_alice.difference(&of_everybody).collect();
-    assert_eq!(own.len(), 2, "{own:#?}");
-    assert!(own.iter().all(|rule| rule.contains("\"resources\":[\"pods")), "{own:#?}");
+    let of_pods = [("watch", "packets"), ("get", "podreports"), ("list", "podreports")];
+    for (role, expected) in [("packets", &of_pods[..]), ("nodepackets", &[("watch", "nodepackets")])] {
+        let name = format!("{namespace}-{role}");
+        story.of_cluster.push(format!("clusterrole {name}"));
+        story.node.api.apply(&renamed("ClusterRole", &format!("podmirror-{role}"), &name));
+        for everywhere in [false, true] {
+            let user = format!("{name}-{}", if everywhere { "everywhere" } else { "here" });
+            bind(&mut story, &user, &[name.clone()].into(), everywhere);
+            let places = if everywhere { vec![namespace, OTHER, ""] } else { vec![namespace] };
+            let expected = expected.iter().flat_map(|(verb, resource)| {
+                places.iter().map(move |place| Right::new(verb, GROUP, resource, place))
+            });
+            wait_allowed(&story.node.api, &user, &rights, &expected.collect());
+        }
+    }
 }

@@ -2,5 +2,6 @@
 //! that was built here. `cargo xtask test` refers to this module by its name.
 
 mod outages;
+mod packets;
 mod sandboxes;
 mod static_pods;

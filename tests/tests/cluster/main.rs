@@ -13,6 +13,7 @@ mod installation;
 mod lives;
 mod many;
 mod mirroring;
+mod packets;
 mod plugin;
 mod recorder;
 mod services;
@@ -27,6 +28,8 @@ fn nothing_is_lost_during(cluster: &Cluster, [from, to]: [&KubePod; 2], outage: 
     outage();
     let sent = pinging.stop();
     let frames = comparison.is_equal();
-    assert_eq!(frames.len(), 2 * sent, "{frames}");
+    // An agent may still connect to a server's pod that is gone, at an address that the pod has now.
+    let pings = frames.only(|frame| frame[23] == 1);
+    assert_eq!(pings.len(), 2 * sent, "{frames}");
     frames.len() as u64
 }

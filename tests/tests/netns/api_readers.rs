@@ -15,11 +15,13 @@ use std::{
 
 use mirror_agent::{
     cmd::tail::{self, Subject},
-    control::{self, ReaderOf, Request},
+    control::{self, READER_RING, ReaderOf, Request},
     dataplane::pins::Pins,
 };
-use mirror_core::model::Selector;
-use mirror_tests::{Agent, Flood, Lab, Netns, PacketFile, PodSpec, PodsFile, SOON, Tail, check, eventually};
+use mirror_core::model::{Directions, Selector};
+use mirror_tests::{
+    Agent, Flood, Lab, Netns, PacketFile, PodNs, PodSpec, PodsFile, SOON, Tail, check, eventually,
+};
 use tokio::sync::{mpsc, oneshot};
 
 use crate::{Inside, Node, any_mode};
@@ -31,12 +33,18 @@ fn pods(label: Option<(&str, &str)>) -> ReaderOf {
         namespace: Some("default".to_owned()),
         name: None,
         labels: Selector { labels, ..Selector::default() },
+        nics: None,
     }
 }
 
+/// The end of the pod's veth on the node.
+fn veth(pod: &PodNs) -> ReaderOf {
+    ReaderOf::Interface(pod.veth_host().to_owned())
+}
+
 fn request(of: ReaderOf) -> Request {
-    let (direction, settings) = ("both".to_owned(), BTreeMap::new());
-    Request { of: control::Subject::Reader { of, nics: None, direction, settings }, ring_bytes: 1 << 20 }
+    let (direction, settings) = (Directions::Both, BTreeMap::new());
+    Request { of: control::Subject::Reader { of, direction, settings }, ring_bytes: READER_RING }
 }
 
 fn block_on<T, E: Display>(future: impl Future<Output = Result<T, E>>) -> Result<T, String> {
@@ -46,10 +54,14 @@ fn block_on<T, E: Display>(future: impl Future<Output = Result<T, E>>) -> Result
 
 /// Requests packets, and lets go of them at once. Returns the agent's reasons, or why it refuses the request.
 fn reasons(lab: &Lab, of: ReaderOf) -> Result<Vec<String>, String> {
-    let request = request(of);
+    ask(lab, &request(of))
+}
+
+/// The same.
+fn ask(lab: &Lab, request: &Request) -> Result<Vec<String>, String> {
     lab.node().enter(|| {
         let agent = Pins::connect_control().unwrap().unwrap();
-        block_on(async { control::ask(agent, &request).await.map(|(.., answer)| answer.problems) })
+        block_on(async { control::ask(agent, request).await.map(|(.., answer)| answer.problems) })
     })
 }
 
@@ -113,16 +125,22 @@ fn what_binds_a_mirror_binds_a_reader() {
     for (flag, namespace) in [("--exclude-namespaces", "default"), ("--allow-namespaces", "shop")] {
         let agent = Agent::run(lab, any_mode(), &file, &[flag, namespace]);
         agent.wait_for_log(&["agent started"]);
-        let reasons = reasons(lab, pods(None)).unwrap();
-        assert!(reasons.len() == 2 && reasons.iter().all(|reason| reason.contains(flag)), "{reasons:?}");
+        for (of, count) in [(pods(None), 2), (veth(web), 1)] {
+            let reasons = reasons(lab, of).unwrap();
+            let are_of_flag = reasons.iter().all(|reason| reason.contains(flag));
+            assert!(reasons.len() == count && are_of_flag, "{reasons:?}");
+        }
         agent.stop();
     }
     let agent = Agent::run(lab, any_mode(), &file, &[]);
     agent.wait_for_log(&["agent started"]);
-    let opted_out = "default/db: the pod opts out: an annotation on it is \"false\"";
-    assert_eq!(reasons(lab, pods(None)).unwrap(), [opted_out]);
+    for (of, db) in [(pods(None), "default/db"), (veth(db), db.veth_host())] {
+        let opted_out = format!("{db}: the pod opts out: an annotation on it is \"false\"");
+        assert_eq!(reasons(lab, of).unwrap(), [opted_out]);
+    }
+    assert_eq!(reasons(lab, veth(web)).unwrap(), [""; 0]);
 
-    let reader = Reader::start(lab, pods(None));
+    let (reader, of_interface) = (Reader::start(lab, pods(None)), Reader::start(lab, veth(web)));
     assert_eq!(lab.wait_mirrored(&[web]).tap(web.veth_host()).sessions[0].origin, "reader");
     let inside = Inside::of(web);
     web.ping(db.v4(), 10, 1000);
@@ -144,10 +162,11 @@ fn what_binds_a_mirror_binds_a_reader() {
         check(packets >= 20, || format!("{packets} packets"))
     });
     tail.stop();
-    let file = reader.stop();
     let all = sent.len() + received.len();
-    assert_eq!((file.packets.len(), file.interfaces), (all, vec!["default/web eth0".to_owned()]));
-    assert_eq!(file.statistics, [(all as u64, 0)]);
+    for file in [reader, of_interface].map(Reader::stop) {
+        assert_eq!((file.packets.len(), file.interfaces), (all, vec!["default/web eth0".to_owned()]));
+        assert_eq!(file.statistics, [(all as u64, 0)]);
+    }
     assert!(agent.log_with(&["\"WARN\"", "opts out"]).is_empty(), "{:#?}", agent.log());
     lab.wait_mirrored(&[]);
 }
@@ -161,7 +180,7 @@ fn ceilings_bind_readers() {
         let agent = Agent::run(lab, any_mode(), &file, &[flag, "100pps"]);
         agent.wait_for_log(&["agent started"]);
         let of_pods = Reader::start(lab, pods(None));
-        let of_interface = Reader::start(lab, ReaderOf::Interface(web.veth_host().to_owned()));
+        let of_interface = Reader::start(lab, veth(web));
         // The count is never reached; it only makes the name of the file differ.
         let count = (1_000_000 + number).to_string();
         let tail = Tail::start(lab, &["tail", "--pod", "default/web", "-c", &count]);
@@ -190,37 +209,50 @@ fn ceilings_bind_readers() {
     }
 }
 
-/// Six readers are admitted, and not a seventh. The places of root are free then.
+/// Six readers with the largest rings are admitted, and not a seventh. Root has two captures with large rings then, also
+/// of a pod whose mirrors and readers leave no room: the newest readers give way.
 #[test]
 fn two_captures_are_left_for_root() {
     let Node { web, db, lab } = &Node::bridged("apiplaces");
-    let file = PodsFile::new(lab, &[PodSpec::of(web), PodSpec::of(db)]);
+    let mirrored = PodSpec::of(web).mirror("true").annotated("podmirror.io/mirror.ids", "true");
+    let file = PodsFile::new(lab, &[mirrored, PodSpec::of(db)]);
     let _agent = Agent::run(lab, any_mode(), &file, &[]);
-    lab.wait_mirrored(&[]);
+    lab.wait_mirrored(&[web]);
+    let large = Request { ring_bytes: 2 * READER_RING, ..request(pods(None)) };
+    assert_eq!(ask(lab, &large).unwrap_err(), "the buffer of a reader has at most 4 MiB");
     let mut readers: Vec<_> = (0..6).map(|_| Reader::start(lab, pods(None))).collect();
     let refused = reasons(lab, pods(None)).unwrap_err();
     assert_eq!(refused, "the limit of 6 readers per node is reached");
-    let tail = ["tail", "--pod", "default/web", "--buffer", "1MiB"];
+    let tail = ["tail", "--pod", "default/web", "--buffer", "16MiB"];
     let tails = ["1001", "1002"].map(|count| Tail::start(lab, &[&tail[..], &["-c", count]].concat()));
     let exit = lab.agent_exit(&[&tail[..], &["-w", "/dev/null"]].concat());
     assert!(exit.code == Some(1) && exit.stderr.contains("the limit of 8 captures"), "{exit:?}");
     let status = lab.wait_mirrored(&[web, db]);
-    let sessions = [web, db].map(|pod| status.tap(pod.veth_host()).sessions.len());
-    assert_eq!(sessions, [8, 6]);
-    web.ping(db.v4(), 10, 56);
-    let is_of_web = |file: &PacketFile| {
-        file.packets.iter().filter(|packet| packet.interface == "default/web eth0").count() >= 20
+    let count = |pod: &PodNs, origin| {
+        status.tap(pod.veth_host()).sessions.iter().filter(|session| session.origin == origin).count()
     };
-    assert!(tails.into_iter().all(|tail| is_of_web(&tail.stop())));
-    assert!(is_of_web(&readers.remove(0).stop()));
+    let counts = ["annotation", "capture", "reader"].map(|origin| [web, db].map(|pod| count(pod, origin)));
+    assert_eq!(counts, [[2, 0], [2, 0], [4, 6]]);
+    web.ping(db.v4(), 10, 56);
+    let is_of = |file: &PacketFile, pod: &str| {
+        file.packets.iter().filter(|packet| packet.interface == format!("default/{pod} eth0")).count() >= 20
+    };
+    assert!(tails.into_iter().all(|tail| is_of(&tail.stop(), "web")));
+    let [oldest, newest] = [readers.remove(0), readers.remove(4)].map(Reader::stop);
+    let are_of = [&oldest, &newest].map(|file| ["web", "db"].map(|pod| is_of(file, pod)));
+    assert_eq!(are_of, [[true; 2], [false, true]]);
     // The place of a reader that has ended is for the next reader.
-    lab.wait_status(|status| {
-        let left = status.tap(web.veth_host()).sessions.len();
-        check(left == 5, || format!("{left} sessions"))
-    });
+    let wait_sessions = |sessions: usize| {
+        lab.wait_status(|status| {
+            let left = status.tap(web.veth_host()).sessions.len();
+            check(left == sessions, || format!("{left} sessions"))
+        });
+    };
+    wait_sessions(2 + 4);
     readers.push(Reader::start(lab, pods(None)));
+    wait_sessions(2 + 5);
     readers.into_iter().for_each(|reader| drop(reader.stop()));
-    lab.wait_mirrored(&[]);
+    wait_sessions(2);
 }
 
 #[test]
@@ -235,9 +267,9 @@ fn a_reader_waits_for_its_pods_and_not_for_interfaces() {
     let by_label = Reader::start(lab, pods(Some(("app", "web"))));
     let by_name = {
         let (namespace, name) = (None, Some("web".to_owned()));
-        Reader::start(lab, ReaderOf::Pods { namespace, name, labels: Selector::default() })
+        Reader::start(lab, ReaderOf::Pods { namespace, name, labels: Selector::default(), nics: None })
     };
-    let of_interface = Reader::start(lab, ReaderOf::Interface(db.veth_host().to_owned()));
+    let of_interface = Reader::start(lab, veth(db));
     lab.wait_mirrored(&[db]);
     file.write(&[labelled(web, "web"), labelled(db, "db")]);
     lab.wait_mirrored(&[web, db]);

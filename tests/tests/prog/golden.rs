@@ -89,7 +89,8 @@ fn describe() -> String {
     }
     text += "\nNumbers\n";
     for line in SOURCE.lines().filter_map(|line| line.strip_prefix("pub const ")) {
-        writeln!(text, "  {}", line.trim_end_matches(';')).unwrap();
+        let whole = line.strip_suffix(';');
+        writeln!(text, "  {}", whole.expect("a number and its name are in one line of the source")).unwrap();
     }
     writeln!(text, "  TICKS_PER_NS: u64 = {TICKS_PER_NS}").unwrap();
     // Records are not pinned, but their reader can be of another version than the agent.

@@ -7,6 +7,7 @@
 use mirror_tests::{AttachMode, Lab, Netns, PodNs};
 
 mod dissectors;
+mod extcap;
 mod flows;
 mod ovs;
 mod streams;

@@ -137,21 +137,26 @@ pub(super) fn documented(page: &str) -> Metrics {
     metrics
 }
 
-/// Checks that each word of an alert's expression is a metric, a label of these metrics or of their targets, or
-/// PromQL, and that its texts contain only labels that the expression names.
+/// Checks that an alert's expression has metrics and PromQL, and in lists of labels those of these metrics or of their
+/// targets, and that its texts contain only labels that the expression names.
 pub(super) fn check_names(alert: &Value, metrics: &Metrics, of_target: &Labels) -> Result<()> {
     let expression = alert["expr"].as_str().context("there is no expression")?;
-    let (mut known, mut labels) = (of_target.clone(), BTreeSet::new());
+    let (mut known, mut labels, mut is_list) = (of_target.clone(), BTreeSet::new(), false);
     // Values of labels are between quotation marks.
-    for word in expression.split('"').step_by(2).flat_map(words) {
-        match metrics.get(word) {
-            Some(own) => known.extend(own.iter().cloned()),
-            None if PROMQL.contains(&word) => {}
-            None => labels.extend([word]),
+    let text: String = expression.split('"').step_by(2).collect();
+    for part in text.split_inclusive(['{', '}', '(', ')']) {
+        for word in words(part) {
+            match metrics.get(word) {
+                _ if is_list => labels.extend([word]),
+                Some(own) => known.extend(own.iter().cloned()),
+                None if PROMQL.contains(&word) => {}
+                None => bail!("{word} is no metric of {PAGE}"),
+            }
         }
+        is_list = part.ends_with('{') || part.ends_with('(') && words(part).last() == Some("by");
     }
     if let Some(label) = labels.iter().find(|label| !known.contains(**label)) {
-        bail!("{label} is neither a metric of {PAGE}, nor a label of those in the expression");
+        bail!("{label} is no label of the metrics in the expression");
     }
     let texts = alert["annotations"].as_object().into_iter().flat_map(|texts| texts.values());
     for rest in texts.filter_map(Value::as_str).flat_map(|text| text.split("$labels.").skip(1)) {

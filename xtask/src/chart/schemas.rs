@@ -19,7 +19,7 @@ use crate::{
 };
 
 /// Kinds that are not of Kubernetes.
-const OTHERS: &str = "PodMonitor,PrometheusRule,SecurityContextConstraints,ServiceMonitor";
+const OTHERS: &str = "Certificate,Issuer,PodMonitor,PrometheusRule,SecurityContextConstraints,ServiceMonitor";
 
 /// Checks the chart with each file of values, for each of the versions, and returns the manifests by their files.
 pub(super) fn check(files: &[PathBuf]) -> Result<Vec<(String, String)>> {

@@ -85,10 +85,13 @@ fn an_alert_names_metrics_that_exist_and_labels_that_they_have() {
     }
     check("max by (node) (podmirror_sessions / podmirror_sessions_max)", "on {{ $labels.node }}.").unwrap();
     for (expression, text, error) in [
-        ("podmirror_sessions > podmirror_taps_wanted", "", "podmirror_taps_wanted is neither"),
-        ("sum(up) == 0", "", "up is neither"),
-        ("podmirror_target_up{state=\"down\"} == 0", "", "state is neither"),
-        ("min by (node, extent) (podmirror_target_up) == 0", "", "extent is neither"),
+        ("podmirror_sessions > podmirror_taps_wanted", "", "podmirror_taps_wanted is no metric"),
+        ("sum(up) == 0", "", "up is no metric"),
+        ("node > 0", "", "node is no metric"),
+        ("podmirror_taps > 9 or max by (node) (namespace) > 0", "", "namespace is no metric"),
+        ("podmirror_target_up{state=\"down\"} == 0", "", "state is no label"),
+        ("podmirror_target_up{podmirror_taps=\"1\"} == 0", "", "podmirror_taps is no label"),
+        ("min by (node, extent) (podmirror_target_up) == 0", "", "extent is no label"),
         ("min by (node) (podmirror_target_up) == 0", "{{ $labels.target }}", "a text has the label target"),
     ] {
         let found = format!("{:#}", check(expression, text).unwrap_err());

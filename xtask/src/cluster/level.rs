@@ -23,8 +23,17 @@ use crate::{
 };
 
 /// Stories that do not depend on the wiring of pods. They run only with the first CNI plugin.
-const ANY_WIRING: [&str; 8] =
-    [BUILT_ONLY, "events::", "installation::", "lives::", "many::", "plugin::", "recorder::", "targets::"];
+const ANY_WIRING: [&str; 9] = [
+    BUILT_ONLY,
+    "events::",
+    "installation::",
+    "lives::",
+    "many::",
+    "packets::",
+    "plugin::",
+    "recorder::",
+    "targets::",
+];
 /// Stories that stop components of the cluster, or act without the knowledge of its runtime. They run only on a cluster
 /// that was built here.
 const BUILT_ONLY: &str = "built::";

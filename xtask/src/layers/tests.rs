@@ -88,6 +88,8 @@ fn who_tells_cannot_change() {
         names(&file, "use crate::links::netlink::Netlink;", "crate::links::netlink::Netlink");
         is_clean(&file, "use crate::{dataplane::readout::Reader, report::Report};");
     }
+    names("mirror-agent/src/apiserver/agents.rs", "use crate::report::Reports;", "crate::report::Reports");
+    is_clean("mirror-agent/src/apiserver/agents.rs", "use crate::readers::PATH;");
     names("mirror-agent/src/reconcile.rs", "use prometheus::Histogram;", "prometheus::Histogram");
     names("mirror-agent/src/metrics.rs", "use hyper_util::rt::TokioIo;", "hyper_util::rt::TokioIo");
 }
@@ -103,9 +105,20 @@ fn the_core_is_made_of_what_is_pure_and_its_tests_of_anything() {
         ] },
     ] });
     let core = MADE_OF.iter().find(|(name, _)| *name == "mirror-core").unwrap();
-    let beyond = beyond(&metadata, core);
-    assert_eq!(beyond.len(), 1, "{beyond:?}");
-    assert!(beyond[0].contains("`aya`"), "{beyond:?}");
+    let found = beyond(&metadata, core);
+    assert_eq!(found.len(), 1, "{found:?}");
+    assert!(found[0].contains("`aya`"), "{found:?}");
+    let nobody = beyond(&serde_json::json!({ "packages": [] }), core);
+    assert_eq!(nobody, ["a rule is for mirror-core, which is no member"]);
+}
+
+/// A module that moves leaves no rule behind that checks nothing.
+#[test]
+fn a_rule_is_for_sources_that_exist() {
+    let mut sources = sources(&workspace::root()).unwrap();
+    assert_eq!(missing(&sources), Vec::<String>::new());
+    sources.retain(|file| !file.starts_with("mirror-agent/src/health"));
+    assert_eq!(missing(&sources), ["a rule is for mirror-agent/src/health.rs, where no source is"]);
 }
 
 #[test]

@@ -1,7 +1,7 @@
-//! The checks of an installed podmirror: agents, versions, reports, controller, targets, and the agents' own status.
-//! Pure, a part of [`judge`](super).
+//! The checks of an installed podmirror: agents, versions, reports, controller, targets, and the API of packets. Pure,
+//! a part of [`judge`](super).
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use k8s_openapi::{
     api::{
@@ -9,6 +9,7 @@ use k8s_openapi::{
         core::v1::Pod,
     },
     apimachinery::pkg::apis::meta::v1::Time,
+    kube_aggregator::pkg::apis::apiregistration::v1::APIService,
 };
 use kube::ResourceExt as _;
 use mirror_api::{
@@ -17,16 +18,15 @@ use mirror_api::{
 };
 
 use super::{
-    Facts, Finding, Level, MOST_NAMED, WHOLE_SERVER, count, is_fit, is_installed, judged, named, numbers,
-    or_ok,
-};
-use crate::{
-    agents::{self, Agents},
-    nodes::Answer,
+    Facts, Finding, Level, WHOLE_SERVER, count, is_fit, is_installed, judged, named, numbers, or_ok,
 };
 
-/// The container of a recorder.
+/// The containers of an agent, and of its recorder.
+const AGENT: &str = "agent";
 const RECORDER: &str = "recorder";
+
+/// The nodes with an agent's pod, and whether the agent is ready.
+type Agents = BTreeMap<String, bool>;
 
 pub(super) fn findings(facts: &Facts) -> Vec<Finding> {
     judged("agents", "DaemonSets of the agents", &facts.installed, |sets| {
@@ -45,7 +45,7 @@ fn not_installed(facts: &Facts) -> Finding {
 }
 
 fn of_installed(facts: &Facts, sets: &[DaemonSet], pods: &[Pod]) -> Vec<Finding> {
-    let by_node = agents::by_node(pods);
+    let by_node = by_node(pods);
     let mut findings = agents(facts, sets, &by_node);
     findings.extend(recorders(pods, &facts.agents));
     findings.extend(versions(facts, pods));
@@ -57,12 +57,34 @@ fn of_installed(facts: &Facts, sets: &[DaemonSet], pods: &[Pod]) -> Vec<Finding>
     }
     let targets = |targets: &Vec<_>| targets.iter().map(of_target).collect();
     findings.extend(judged("targets", "MirrorTargets", &facts.targets, targets));
-    findings.extend(facts.answers.iter().flat_map(|answers| answered(answers, facts)));
+    findings.extend(judged("packets", "APIServices", &facts.packets, |of| vec![packets(of.as_ref(), facts)]));
     findings
 }
 
+fn by_node(pods: &[Pod]) -> Agents {
+    let mut agents = Agents::new();
+    for pod in pods {
+        if let Some(node) = node_of(pod) {
+            *agents.entry(node).or_default() |= is_there(pod) && of_container(pod, AGENT) == Some(true);
+        }
+    }
+    agents
+}
+
+/// Whether a container is ready; `None`: the pod has none of this name. An agent can be ready beside a recorder that
+/// fails.
+fn of_container(pod: &Pod, name: &str) -> Option<bool> {
+    let mut all = pod.status.iter().flat_map(|status| status.container_statuses.iter().flatten());
+    all.find(|of| of.name == name).map(|of| of.ready)
+}
+
+/// Whether the pod stays. One that is being deleted may be ready for a while.
+fn is_there(pod: &Pod) -> bool {
+    pod.metadata.deletion_timestamp.is_none()
+}
+
 fn agents(facts: &Facts, sets: &[DaemonSet], by_node: &Agents) -> Vec<Finding> {
-    let (ready, unready): (Vec<_>, Vec<_>) = by_node.iter().partition(|(_, agent)| agent.is_some());
+    let (ready, unready): (Vec<_>, Vec<_>) = by_node.iter().partition(|(_, is_ready)| **is_ready);
     let unready: Vec<_> = unready.into_iter().map(|(node, _)| node).collect();
     let statuses = sets.iter().filter_map(|set| set.status.as_ref());
     let desired: i32 = statuses.map(|status| status.desired_number_scheduled).sum();
@@ -96,10 +118,7 @@ fn node_of(pod: &Pod) -> Option<String> {
 
 /// The nodes with a recorder that does not run. Their agents can be ready nevertheless.
 fn recorders(pods: &[Pod], namespace: &str) -> Option<Finding> {
-    let is_failing = |pod: &&Pod| {
-        let mut of = pod.status.iter().flat_map(|status| status.container_statuses.iter().flatten());
-        pod.metadata.deletion_timestamp.is_none() && of.any(|of| of.name == RECORDER && !of.ready)
-    };
+    let is_failing = |pod: &&Pod| is_there(pod) && of_container(pod, RECORDER) == Some(false);
     let failing: Vec<_> = pods.iter().filter(is_failing).filter_map(node_of).collect();
     let todo = format!("kubectl -n {namespace} logs POD -c {RECORDER}, for the pods of the agents there");
     Finding::about("agents", "the recorder does not run on", &failing, &todo)
@@ -113,16 +132,9 @@ fn tag(pod: &Pod) -> Option<String> {
     Some(tag.to_owned())
 }
 
-/// The versions that the agents report; without a report, the tags of their images.
+/// The tags of the agents' images.
 fn versions(facts: &Facts, pods: &[Pod]) -> Option<Finding> {
-    let reported = |Answer { node, status, .. }: &Answer| {
-        let version = status.as_ref().ok()?.version.split(' ').next()?;
-        Some((version.to_owned(), node.clone()))
-    };
-    let mut versions: Vec<_> = facts.answers.iter().flatten().filter_map(reported).collect();
-    if versions.is_empty() {
-        versions = pods.iter().filter_map(|pod| Some((tag(pod)?, node_of(pod)?))).collect();
-    }
+    let versions: Vec<_> = pods.iter().filter_map(|pod| Some((tag(pod)?, node_of(pod)?))).collect();
     let plugin = facts.plugin;
     let (first, of_first) = versions.first()?;
     let is_number = first.starts_with(|first: char| first.is_ascii_digit());
@@ -141,7 +153,7 @@ fn versions(facts: &Facts, pods: &[Pod]) -> Option<Finding> {
 fn reports(reports: &[MirrorNode], facts: &Facts, by_node: &Agents) -> Vec<Finding> {
     let reports: BTreeMap<_, _> = reports.iter().map(|report| (report.name_any(), report)).collect();
     let (mut ready, mut missing, mut stale, mut refusing) = (0, Vec::new(), Vec::new(), Vec::new());
-    for (node, _) in by_node.iter().filter(|(_, agent)| agent.is_some()) {
+    for (node, _) in by_node.iter().filter(|(_, is_ready)| **is_ready) {
         ready += 1;
         let Some(report) = reports.get(node) else {
             missing.push(node);
@@ -209,29 +221,24 @@ fn of_target(target: &MirrorTarget) -> Finding {
     Finding::warn("targets", found, todo)
 }
 
-/// The findings from the agents' own status.
-fn answered(answers: &[Answer], facts: &Facts) -> Vec<Finding> {
-    let own: BTreeSet<_> = facts.targets.iter().flatten().map(|target| target.name_any()).collect();
-    let mut failures = Vec::new();
-    for Answer { node, status, .. } in answers {
-        match status.as_ref().map(|status| &status.notes) {
-            Err(why) => failures.push(format!("{node} does not answer: {why}")),
-            Ok(None) => failures.push(format!("{node}: no agent is running there, or it does not answer")),
-            Ok(Some(notes)) => {
-                failures.extend(notes.failures.iter().map(|failure| format!("{node}: {failure}")));
-                // The status of a MirrorTarget reports it for all nodes.
-                let unreached = notes.unreached_targets.iter().filter(|of| !own.contains(&of.target));
-                failures.extend(unreached.map(|of| format!("{node}: target {}: {}", of.target, of.message)));
-            }
+/// Whether the API server reaches the server of packets.
+fn packets(service: Option<&APIService>, facts: &Facts) -> Finding {
+    let none = "there is no API of packets, so tail, explain, coverage and top do not work";
+    let Some(service) = service else {
+        return Finding::warn("packets", none.to_owned(), "the chart's apiserver.enabled installs it");
+    };
+    let mut conditions = service.status.iter().flat_map(|status| status.conditions.iter().flatten());
+    match conditions.find(|of| of.type_ == "Available") {
+        Some(of) if of.status == "True" => {
+            Finding::ok("packets", "the API of packets is available".to_owned())
+        }
+        of => {
+            let text = |text: Option<&String>| text.map(|text| format!(": {text}")).unwrap_or_default();
+            let why = of.map(|of| text(of.reason.as_ref()) + &text(of.message.as_ref())).unwrap_or_default();
+            let todo = format!("kubectl -n {} describe deployment, and the logs of its pods", facts.agents);
+            Finding::warn("packets", format!("the API of packets is not available{why}"), todo)
         }
     }
-    let more = failures.len().saturating_sub(MOST_NAMED);
-    failures.truncate(MOST_NAMED);
-    failures.extend((more > 0).then(|| format!("{more} more")));
-    let todo =
-        format!("kubectl -n {} exec POD -- /mirror-agent status, and docs/operations.md", facts.agents);
-    let warn = |found| Finding::warn("failures", found, todo.clone());
-    or_ok(failures.into_iter().map(warn), "failures", format!("none on {}", count(answers.len(), "node")))
 }
 
 #[cfg(test)]

@@ -40,13 +40,13 @@ pub(super) fn facts() -> Facts {
         nodes: objects(&[node("a", "linux", "amd64", "6.12.0-1")]),
         daemon_sets: objects(&[cilium]),
         crds: Ok(Vec::new()),
-        rights: rights("shop", "podmirror"),
+        rights: rights("shop"),
         installed: Ok(Vec::new()),
         pods: Ok(Vec::new()),
         controllers: Ok(Vec::new()),
         reports: Ok(Vec::new()),
         targets: Ok(Vec::new()),
-        answers: None,
+        packets: Ok(None),
     }
 }
 
@@ -186,15 +186,15 @@ fn the_crds_are_compared_with_those_of_the_plugin() {
 fn a_right_that_is_missing_is_told_with_who_gives_it() {
     let mut facts = facts();
     facts.rights[0].is_granted = Ok(false);
-    facts.rights[8].is_granted = Ok(false);
-    facts.rights[9].is_granted = Err("no answer".to_owned());
+    facts.rights[3].is_granted = Ok(false);
+    facts.rights[6].is_granted = Err("no answer".to_owned());
     let findings: Vec<_> = findings(&facts).into_iter().filter(|of| of.check == "rights").collect();
-    let [mirrors, exec, nodes] = &findings[..] else { panic!("{findings:#?}") };
+    let [mirrors, packets, nodes] = &findings[..] else { panic!("{findings:#?}") };
     assert!(findings.iter().all(|finding| finding.result == Level::Warn));
-    assert_eq!(mirrors.found, "you may not create mirrors in namespace shop: tail and on need it");
+    assert_eq!(mirrors.found, "you may not create mirrors in namespace shop (for on)");
     assert!(mirrors.todo.contains("ClusterRole edit"), "{mirrors:?}");
-    assert!(exec.found.starts_with("you may not create pods/exec in namespace podmirror"), "{exec:?}");
-    assert!(exec.todo.contains("administrator"), "{exec:?}");
+    assert_eq!(packets.found, "you may not watch packets in namespace shop (for tail)");
+    assert!(packets.todo.contains("ClusterRole podmirror-packets"), "{packets:?}");
     assert!(nodes.found.contains("mirrornodes in the cluster: no answer"), "{nodes:?}");
 }
 

@@ -29,10 +29,10 @@ fn a_request_for_packets_is_read_whole() {
     let [namespace, name] = ["shop", "web-1"].map(|text| Some(text.to_owned()));
     let scope = Scope { verb: "watch", resource: "packets", namespace, name };
     let Labels(labels) = labels::parse("app=web").unwrap();
+    let nics = Some(vec!["eth0".to_owned(), "net1".to_owned()]);
     let read_of = ReadRequest {
-        of: ReadOf::Pods { namespace: scope.namespace.clone(), name: scope.name.clone(), labels },
+        of: ReadOf::Pods { namespace: scope.namespace.clone(), name: scope.name.clone(), labels, nics },
         direction: Some(Direction::Ingress),
-        nics: Some(vec!["eth0".to_owned(), "net1".to_owned()]),
         settings: settings("tcp port 443", 96),
         super_frames: true,
         since_seconds: Some(2),
@@ -48,7 +48,6 @@ fn a_request_for_packets_is_read_whole() {
     let read_of = ReadRequest {
         of: ReadOf::Interface("eth0".to_owned()),
         direction: None,
-        nics: None,
         settings: SettingsSpec::default(),
         super_frames: false,
         since_seconds: None,
@@ -160,8 +159,10 @@ fn a_wrong_parameter_is_named() {
         assert!(whole.contains(message), "{request}: {whole}");
         assert!(whole.len() < 1000, "{whole}");
         let reason = format!("FieldValue{reason}");
-        let causes: Vec<_> =
-            causes.iter().map(|cause| (cause.reason, cause.field.as_str(), cause.message.as_str())).collect();
+        let causes: Vec<_> = causes
+            .iter()
+            .map(|cause| (&*cause.reason, cause.field.as_str(), cause.message.as_str()))
+            .collect();
         assert_eq!(causes, [(reason.as_str(), field, whole.as_str())], "{request}");
     }
 }

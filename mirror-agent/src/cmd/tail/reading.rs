@@ -2,7 +2,7 @@
 //!
 //! Used by [`tail`](super), and by the [recorder](super::recorder), which continues the recording with the next agent.
 
-use std::{ops::ControlFlow, time::Duration};
+use std::{collections::VecDeque, ops::ControlFlow, time::Duration};
 
 use anyhow::Context as _;
 use mirror_capture::pcapng;
@@ -50,14 +50,20 @@ pub enum Ask {
 }
 
 impl Ask {
-    /// Carries out the request.
-    pub(super) fn answer(self, recorder: &mut Recorder) -> anyhow::Result<()> {
+    /// Carries out the request. Returns the notes that have to wait for the reader of a pipe.
+    pub(super) fn answer(self, recorder: &mut Recorder) -> anyhow::Result<Option<Self>> {
         let now = Clock::now()?;
         match self {
             Self::Notes(notes) => {
-                let mut blocks = Vec::new();
-                notes.iter().for_each(|json| pcapng::note(&mut blocks, json));
-                recorder.append(&blocks)?;
+                let mut notes = VecDeque::from(notes);
+                while !recorder.is_stalled()
+                    && let Some(json) = notes.pop_front()
+                {
+                    let mut block = Vec::new();
+                    pcapng::note(&mut block, &json);
+                    recorder.append(&block)?;
+                }
+                return Ok((!notes.is_empty()).then(|| Self::Notes(notes.into())));
             }
             Self::Count => {
                 recorder.count(now.monotonic_ns)?;
@@ -76,14 +82,16 @@ impl Ask {
             Self::Snapshot { wanted, filter, answer } => {
                 let (from, to) = wanted.times;
                 let is_wanted: &dyn Fn(&str) -> bool = &|name| wanted.has(name);
-                let excerpt = Excerpt { is_wanted, times: from..=to, filter: filter.as_ref() };
+                let (directions, snaplen) = (wanted.directions, wanted.snaplen);
+                let excerpt =
+                    Excerpt { is_wanted, times: from..=to, directions, filter: filter.as_ref(), snaplen };
                 if let Some(snapshot) = recorder.snapshot(&excerpt, now) {
                     // The client may have disconnected.
                     let _ = answer.send(snapshot);
                 }
             }
         }
-        Ok(())
+        Ok(None)
     }
 }
 
@@ -94,6 +102,8 @@ pub(super) struct Reading {
     recorder: Recorder,
     /// Requests to the recording. `None` for `tail`, which accepts none.
     asks: Option<mpsc::Receiver<Ask>>,
+    /// The rest of the last request.
+    rest: Option<Ask>,
     /// Whether the data about a session is dropped when the session ends.
     is_endless: bool,
     /// The time of the last packet that the recording has already (`CLOCK_MONOTONIC`).
@@ -108,7 +118,7 @@ impl Reading {
         recorder: Recorder,
         asks: Option<mpsc::Receiver<Ask>>,
     ) -> anyhow::Result<Self> {
-        let mut reading = Self { ring, sessions, recorder, asks, is_endless: false, past_ns: 0 };
+        let mut reading = Self { ring, sessions, recorder, asks, rest: None, is_endless: false, past_ns: 0 };
         reading.count()?;
         Ok(reading)
     }
@@ -137,14 +147,14 @@ impl Reading {
                 _ = look.tick() => {}
                 _ = count.tick() => self.count()?,
                 // A slow reader gets later counters, and notes without those that have changed since.
-                Some(ask) = async { self.asks.as_mut()?.recv().await },
+                Some(ask) = next(&mut self.rest, &mut self.asks),
                     if self.asks.is_some() && !self.recorder.is_stalled() =>
                 {
                     // The answer includes everything that the taps have written until now.
                     let now_ns = Clock::now()?.monotonic_ns;
                     while let Batch::More = self.batch(now_ns)? {}
                     self.count()?;
-                    ask.answer(&mut self.recorder)?;
+                    self.rest = ask.answer(&mut self.recorder)?;
                 }
                 taken = pipe.taken(), if self.recorder.is_pending() => taken.context("cannot wait for the pipe")?,
             }
@@ -238,6 +248,14 @@ impl Reading {
     }
 }
 
+/// The rest of a request, or the next request. Cancel safe.
+async fn next(rest: &mut Option<Ask>, asks: &mut Option<mpsc::Receiver<Ask>>) -> Option<Ask> {
+    match rest.take() {
+        Some(rest) => Some(rest),
+        None => asks.as_mut()?.recv().await,
+    }
+}
+
 /// The state of the ring after a batch.
 enum Batch {
     /// There are more records.
@@ -246,4 +264,47 @@ enum Batch {
     End,
     /// The recording is complete.
     Complete,
+}
+
+#[cfg(test)]
+mod tests {
+    #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+    use std::{
+        fs::File,
+        io::{self, Read as _},
+        os::fd::OwnedFd,
+    };
+
+    use mirror_capture::blocks::{Block, Blocks};
+
+    use super::*;
+    use crate::recording::{Kept, Plan, Sink};
+
+    /// A reader that takes nothing makes the recording keep a bounded number of notes, and gets the others later.
+    #[test]
+    fn notes_wait_for_their_reader() {
+        let (mut reader, pipe) = io::pipe().unwrap();
+        let output = Sink::Pipe(File::from(OwnedFd::from(pipe)));
+        let plan = Plan { output, kept: Kept::All, super_frames: false, max_packets: None, comment: None };
+        let mut recorder = Recorder::begin(plan, Clock::now().unwrap(), "test").unwrap();
+        let notes: Vec<_> = (0..1000).map(|number| format!("{number:0>1000}")).collect();
+        let mut rest = Ask::Notes(notes.clone()).answer(&mut recorder).unwrap();
+        assert!(recorder.is_stalled());
+        // 64 KiB are in the pipe, and 64 KiB wait.
+        assert!(matches!(&rest, Some(Ask::Notes(rest)) if rest.len() > 800));
+        let (mut bytes, mut blocks, mut read) = (vec![0; 4096], Blocks::default(), Vec::new());
+        while read.len() < notes.len() {
+            let count = reader.read(&mut bytes).unwrap();
+            blocks.push(&bytes[..count]);
+            while let Some(block) = blocks.pop().unwrap() {
+                read.extend(if let Block::Note(note) = block { Some(note) } else { None });
+            }
+            recorder.end_batch().unwrap();
+            if let Some(ask) = rest.take() {
+                rest = ask.answer(&mut recorder).unwrap();
+            }
+        }
+        assert_eq!(read, notes);
+    }
 }

@@ -119,7 +119,7 @@ async fn record(
         loop {
             tokio::select! {
                 () = &mut again => break,
-                Some(ask) = asks.recv() => ask.answer(&mut recorder)?,
+                Some(ask) = asks.recv() => drop(ask.answer(&mut recorder)?),
             }
         }
     }

@@ -18,9 +18,7 @@ use super::{
     bounded::{Bounded, TOO_LARGE, WithStatus},
     kept::Keep,
 };
-use crate::model::{
-    Directions, Name, Operator, Request, Requirement, Resource, ResourceId, Selector, Stream,
-};
+use crate::model::{Directions, Name, Operator, Request, Requirement, Resource, ResourceId, Selector};
 
 /// The reason for refusing a Mirror that exceeds the limit of its namespace.
 const NO_ROOM: &str = "spec: the Mirrors of this namespace have more than 4 MiB, counting 32 bytes for each value: delete some of them";
@@ -188,9 +186,6 @@ fn resource<K: Asks>(Bounded { object, is_too_large, .. }: &Bounded) -> Result<R
         true => Err(TOO_LARGE.to_owned()),
         false => understood::<K::Spec>(spec).and_then(|spec| request(K::mirror(spec))),
     };
-    if namespace.is_none() && request.as_ref().is_ok_and(|request| request.stream.is_some()) {
-        request = Err("spec.stream is allowed only in a Mirror".to_owned());
-    }
     let mut select = |field: &str| {
         if *is_too_large {
             return Selector::nothing();
@@ -203,10 +198,9 @@ fn resource<K: Asks>(Bounded { object, is_too_large, .. }: &Bounded) -> Result<R
     };
     // A Mirror selects its own namespace.
     let namespaces = if namespace.is_some() { Selector::default() } else { select("namespaceSelector") };
-    let names = spec["stream"]["pods"].as_array();
     Ok(Resource {
         pods: select("podSelector"),
-        names: names.map(|names| names.iter().filter_map(Value::as_str).map(str::to_owned).collect()),
+        pod_name: None,
         namespaces,
         id: ResourceId { namespace, name },
         uid: text("uid"),
@@ -244,40 +238,27 @@ fn lost(value: &Value, again: &Value, path: &str) -> Option<String> {
 }
 
 fn request(spec: MirrorSpec) -> Result<Request, String> {
-    let MirrorSpec { pod_selector: _, nics, direction, settings, target_ref, stream } = spec;
-    let directions = match direction {
-        None | Some(Direction::Both) => Directions::Both,
-        Some(Direction::Ingress) => Directions::Ingress,
-        Some(Direction::Egress) => Directions::Egress,
-    };
-    let stream = stream.map(|of| self::stream(of, target_ref.is_some())).transpose()?;
+    let MirrorSpec { pod_selector: _, nics, direction, settings, target_ref } = spec;
     Ok(Request {
         nics,
-        directions,
+        directions: directions(direction),
         settings: settings.read().map_err(|problem| format!("spec.{problem}"))?,
         filter: settings.filter,
         target: target_ref.map(|target| target.name),
-        stream,
     })
 }
 
-fn stream(stream: mirror_api::Stream, has_target: bool) -> Result<Stream, String> {
-    let mirror_api::Stream { key_sha256, pods: _ } = stream;
-    let byte = |at: usize| u8::from_str_radix(key_sha256.get(2 * at..2 * at + 2)?, 16).ok();
-    let hash = (0..32).map(byte).collect::<Option<Vec<_>>>().and_then(|bytes| bytes.try_into().ok());
-    let is_hex = key_sha256.len() == 64 && key_sha256.bytes().all(|digit| digit.is_ascii_hexdigit());
-    match (hash.filter(|_| is_hex), has_target) {
-        (None, _) => {
-            Err(format!("spec.stream.keySha256: {key_sha256:?} is not a SHA-256: use 64 hexadecimal digits"))
-        }
-        (_, true) => {
-            Err("spec.stream and spec.targetRef are mutually exclusive: remove one of them".to_owned())
-        }
-        (Some(key_sha256), false) => Ok(Stream { key_sha256 }),
+/// The directions as the agent's type.
+pub(crate) const fn directions(direction: Option<Direction>) -> Directions {
+    match direction {
+        None | Some(Direction::Both) => Directions::Both,
+        Some(Direction::Ingress) => Directions::Ingress,
+        Some(Direction::Egress) => Directions::Egress,
     }
 }
 
-fn selector(selector: LabelSelector) -> Result<Selector, String> {
+/// The selector as the agent's type, or the reason why it cannot be used.
+pub(crate) fn selector(selector: LabelSelector) -> Result<Selector, String> {
     let requirement = |LabelSelectorRequirement { key, operator, values }| {
         let known = Operator::ALL.into_iter().find(|known| known.name() == operator);
         let operator = known.ok_or_else(|| {

@@ -1,5 +1,6 @@
 //! Tests of recordings of the newest packets, with snapshots while they run.
 
+use mirror_core::model::Directions;
 use proptest::{collection::vec, prelude::*};
 
 use super::*;
@@ -65,6 +66,34 @@ fn a_snapshot_is_of_a_time_and_of_packets_that_match() {
     let filter = mirror_core::filter::compile("ether[0] != 2 and len = 60").unwrap();
     assert_eq!(numbers(Excerpt { filter: Some(&filter), ..Excerpt::ALL }), [1, 3]);
     assert_eq!(numbers(Excerpt { filter: Some(&filter), times: 0..=3999, ..Excerpt::ALL }), [1]);
+}
+
+#[test]
+fn a_snapshot_has_the_directions_and_the_bytes_that_are_wanted() {
+    let mut recorder = begin_with_two(newest(Path::new("/dev/null"), 1 << 20));
+    for (direction, number) in [(verdict::Direction::Ingress, 1), (verdict::Direction::Egress, 2)] {
+        for len in [60, 99] {
+            let head = RecordHead { direction: direction as u16, ..head(1, 2000, len) };
+            assert_eq!(recorder.record(&head, &frame(number, len)), Progress::GoesOn);
+        }
+    }
+    let mut packets = |directions, snaplen| {
+        let excerpt = Excerpt { directions, snaplen, ..Excerpt::ALL };
+        let snapshot = recorder.snapshot(&excerpt, STARTED).unwrap();
+        let (contents, rest) = read_blocks(&snapshot.bytes);
+        assert_eq!((rest, contents.packets.len() as u64), (0, snapshot.packets.values().sum()));
+        let packet = |of: Seen| (of.bytes[0], of.bytes.len(), of.len, of.direction);
+        contents.packets.into_iter().map(packet).collect::<Vec<_>>()
+    };
+    let [ingress, egress] = [(1_u8, Some(1_u8)), (2, Some(2))];
+    let of = |(number, direction), bytes: [usize; 2]| {
+        [(number, bytes[0], 60_u32, direction), (number, bytes[1], 99, direction)]
+    };
+    assert_eq!(packets(Directions::Both, None), [of(ingress, [60, 99]), of(egress, [60, 99])].concat());
+    assert_eq!(packets(Directions::Ingress, None), of(ingress, [60, 99]));
+    assert_eq!(packets(Directions::Egress, Some(65)), of(egress, [60, 65]));
+    assert_eq!(packets(Directions::Both, Some(60)), [of(ingress, [60; 2]), of(egress, [60; 2])].concat());
+    assert_eq!(packets(Directions::Ingress, Some(99)), of(ingress, [60, 99]));
 }
 
 #[test]

@@ -118,6 +118,14 @@ fn a_reader_that_takes_nothing_at_the_end_is_an_error() {
 }
 
 #[test]
+fn a_pipe_that_cannot_be_written_is_not_standard_output() {
+    let full = File::options().write(true).open("/dev/full").unwrap();
+    let recorder = begin(Plan { output: Sink::Pipe(full), ..all(Path::new("")) });
+    let error = recorder.finish(9000).unwrap_err().to_string();
+    assert!(error.starts_with("cannot write to the pipe of a reader: No space left"), "{error}");
+}
+
+#[test]
 fn a_reader_that_closes_the_pipe_ends_the_recording() {
     let directory = tempfile::tempdir().unwrap();
     let (path, mut reader) = pipe(&directory);

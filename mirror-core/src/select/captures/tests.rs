@@ -123,6 +123,64 @@ fn a_reader_of_an_interface_has_an_origin_of_its_own() {
     assert_eq!(origins, [0, 1].map(|at| (captures[at].target(), expected[at])));
 }
 
+/// A pod has two mirrors and six readers. Root captures it by its name and by its device, and the newest readers leave.
+#[test]
+fn captures_of_root_come_before_readers() {
+    let ids = format!("{MIRROR}.ids");
+    let pods = [mk_pod("web", &[(MIRROR, "true"), (ids.as_str(), "true")]), mk_pod("db", &[])];
+    let captures: Vec<_> = (5..=10).map(reader).collect();
+    let mirrors = |selection: &Selection, ifindex| {
+        let sessions = &selection.taps[&Device::on_node(IfIndex(ifindex))].sessions;
+        sessions.keys().map(ToString::to_string).collect::<Vec<_>>().join(" ")
+    };
+    let readers = "capture.10 capture.5 capture.6 capture.7 capture.8 capture.9";
+    let selection = selected(&pods, &captures, &Policy::default());
+    assert_eq!(mirrors(&selection, 100), format!("{readers} default ids"));
+    assert_eq!(selection.skipped, []);
+
+    let of_root = [capture(11, &["web"], &[]), capture(12, &[], &["veth100"])];
+    let selection = selected(&pods, &[captures, of_root.to_vec()].concat(), &Policy::default());
+    let left = "capture.11 capture.12 capture.5 capture.6 capture.7 capture.8 default ids";
+    assert_eq!((mirrors(&selection, 100), mirrors(&selection, 101)), (left.to_owned(), readers.to_owned()));
+    let skipped: BTreeSet<_> = selection.skipped.into_iter().collect();
+    let leaves = |(number, nic): (u32, Option<&str>)| Skipped {
+        pod: Some(pods[0].id.clone()),
+        nic: nic.map(str::to_owned),
+        ..reader(number).skip(Why::TooManyMirrors)
+    };
+    assert_eq!(skipped, [(9, Some("eth0")), (10, None)].map(leaves).into());
+}
+
+/// Opt-outs and namespaces bind a reader of interfaces, too. Root reads the same interfaces.
+#[test]
+fn an_interface_that_leads_into_a_barred_pod_is_for_root_alone() {
+    let mut hidden = mk_pod("hidden", &[]);
+    hidden.id.namespace = "secret".into();
+    let pods = [mk_pod("web", &[]), mk_pod("db", &[(MIRROR, "false")]), hidden];
+    let policy = Policy { exclude_namespaces: ["secret".to_owned()].into(), ..Policy::default() };
+    let [web, db, hidden] = &pods;
+    let mut links = mk_node(&[(web, 2, 100), (db, 2, 101), (hidden, 2, 102)]);
+    let devices = ["veth100", "veth101", "veth102"];
+    let captures =
+        [capture(1, &[], &devices), Capture { origin: Origin::Reader, ..capture(2, &[], &devices) }];
+    let barred = |captures: &[Capture], links: &LinkSnapshot| {
+        let choice = choose(&pods, &[], captures, &policy, &mut Default::default());
+        let mut selection = select(&choice.wanted, captures, links, &policy);
+        selection.bar(&choice.barred, captures, links);
+        let sessions: Vec<_> = selection.taps.values().map(|tap| tap.sessions.len()).collect();
+        (sessions, why(&selection))
+    };
+    let reasons = vec!["OptedOut", "NamespaceExcluded"];
+    assert_eq!(barred(&captures, &links), (vec![2, 1, 1], reasons.clone()));
+    assert_eq!(barred(&captures[1..], &links), (vec![1], reasons));
+    // Each of the interfaces could be this pod's.
+    links.pods.insert(db.id.uid.clone(), Err("no right".into()));
+    assert_eq!(barred(&captures, &links), (vec![1, 1, 1], vec!["OptedOut"; 3]));
+    // Only the pods with processes have interfaces.
+    links.pods.remove(&db.id.uid);
+    assert_eq!(barred(&captures, &links), (vec![2, 2, 1], vec!["NamespaceExcluded"]));
+}
+
 proptest! {
     /// Every mirror has the same sessions at the same taps, with or without captures.
     #[test]

@@ -14,7 +14,7 @@ fn pod(name: &str) -> PodId {
 fn selected(name: &str, nics: Nics, pods: &[&str]) -> Selected {
     let id = ResourceId { namespace: Some("shop".into()), name: name.parse().unwrap_or_default() };
     Selected {
-        mirror: Some(id.mirror()),
+        mirror: id.mirror(),
         id,
         uid: String::new(),
         generation: 1,
@@ -25,13 +25,6 @@ fn selected(name: &str, nics: Nics, pods: &[&str]) -> Selected {
     }
 }
 
-#[test]
-fn a_stream_that_nobody_reads_covers_nothing_and_says_why() {
-    let live = Selected { mirror: None, ..selected("live", Nics::default(), &["web", "db"]) };
-    let expected = ["db", "web"].map(|pod| (pod.to_owned(), "NoReader".to_owned()));
-    assert_eq!(told(&live, &["web"], &[]), expected);
-}
-
 /// If only captures want a pod, a reason that concerns the pod has the name of the first one.
 #[test]
 fn a_reason_that_concerns_a_pod_is_that_of_each_of_its_readers() {
@@ -39,7 +32,7 @@ fn a_reason_that_concerns_a_pod_is_that_of_each_of_its_readers() {
     let other = selected("other", Nics::default(), &[]).id.mirror();
     let reasons = |why: Why| {
         [capture(1), capture(2), other.clone()].map(|mirror| {
-            let of = Selected { mirror: Some(mirror), ..selected("x", Nics::default(), &["a"]) };
+            let of = Selected { mirror, ..selected("x", Nics::default(), &["a"]) };
             let skipped =
                 Skipped { pod: Some(pod("a")), nic: None, mirror: Some(capture(1)), why: why.clone() };
             of_installed(&of, &Installed::new(), &[skipped])[0].1.clone()

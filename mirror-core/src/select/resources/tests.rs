@@ -12,7 +12,7 @@ use proptest::{collection::vec, option, prelude::*, sample};
 
 use super::*;
 use crate::{
-    model::{Directions, MirrorId, Name, Operator, Place, Requirement, RingId, Selector, Stream},
+    model::{Directions, MirrorId, Name, Operator, Place, Requirement, RingId, Selector},
     select::{Choice, MIRROR, Skipped, Unasked, Wanted, Wants, choose},
     settings::Settings,
 };
@@ -52,7 +52,7 @@ fn resource(namespace: Option<&str>, name: &str, settings: &[(&'static str, &str
         is_enforced: false,
         namespaces: Selector::default(),
         pods: Selector::default(),
-        names: None,
+        pod_name: None,
         request: Ok(request),
     }
 }
@@ -106,33 +106,17 @@ fn chosen<'a>(pods: &'a [Pod], resources: &[Resource], policy: &Policy) -> Choic
     choose(pods, resources, &[], policy, &mut Filters::default())
 }
 
-/// A Mirror of `shop` with a stream.
-fn streaming(name: &str, pods: Option<&[&str]>) -> Resource {
-    let stream = Some(Stream { key_sha256: [7; 32] });
-    Resource {
-        names: pods.map(|pods| pods.iter().map(|pod| (*pod).to_owned()).collect()),
-        request: Ok(Request { stream, filter: Some("tcp".into()), ..Request::default() }),
-        ..resource(Some("shop"), name, &[])
-    }
-}
-
-/// A program that reads the stream of this Mirror in `shop`, through the ring of this number.
-fn reader(name: &str, ring: u32) -> Capture {
+/// A reader of the API with the request of this resource, through the ring of this number.
+fn reader(of: &Resource, ring: u32) -> Capture {
+    let (namespace, pod_name) = (of.id.namespace.clone(), of.pod_name.clone());
+    let of = Resource::of_reader(namespace, pod_name, of.pods.clone(), of.request.clone().unwrap());
     Capture {
         ring: RingId(ring),
-        origin: Origin::Capture,
-        wants: Wants::Stream(ResourceId { namespace: Some("shop".into()), name: name.parse().unwrap() }),
+        origin: Origin::Reader,
+        wants: Wants::Reader(Box::new(of)),
         directions: Directions::Both,
         settings: Settings::default(),
     }
-}
-
-/// A reader of the API with the request of this resource, through the ring of this number.
-fn api_reader(of: &Resource, ring: u32) -> Capture {
-    let (namespace, name) =
-        (of.id.namespace.clone(), of.names.as_ref().and_then(|names| names.first().cloned()));
-    let of = Resource::of_reader(namespace, name, of.pods.clone(), of.request.clone().unwrap());
-    Capture { origin: Origin::Reader, wants: Wants::Reader(Box::new(of)), ..reader("none", ring) }
 }
 
 /// The mirrors of the wanted pods, written as `web mirror/all both tcp`.
@@ -158,64 +142,54 @@ fn refusals(choice: &Choice<'_>) -> Vec<String> {
 }
 
 #[test]
-fn a_stream_is_a_capture_while_a_program_reads_it() {
+fn a_reader_is_a_capture_and_no_mirror() {
     let pods = [
         pod("shop", "web", &[(MIRROR, "true")]),
         pod("shop", "db", &[]),
         pod("shop", "out", &[(MIRROR, "false")]),
         pod("bank", "web", &[]),
     ];
-    let resources = [streaming("live", None), streaming("one", Some(&["db", "web-2"]))];
+    let captures = [reader(&resource(Some("shop"), "x", &[("filter", "tcp")]), 4)];
     let policy = Policy::default();
     let mut filters = Filters::default();
-    // Without a reader, nothing is wanted and nothing is refused.
-    let unread = choose(&pods, &resources, &[], &policy, &mut filters);
-    assert_eq!((mirrors(&unread), refusals(&unread)), (vec!["web default both all".to_owned()], vec![]));
-    let selected = |choice: &Choice<'_>| -> Vec<_> {
-        let of = |of: &Selected| (of.pods.len(), of.mirror.as_ref().map(ToString::to_string));
-        choice.selected.iter().map(of).collect()
-    };
-    assert_eq!(selected(&unread), [(3, None), (1, None)]);
-    assert_eq!(unread.unasked[&pods[1].id], Unasked::NoRequest);
-
-    let captures = [reader("live", 4), reader("gone", 5)];
-    let read = choose(&pods, &resources, &captures, &policy, &mut filters);
+    let read = choose(&pods, &[], &captures, &policy, &mut filters);
     assert_eq!(mirrors(&read), ["web capture.4 both tcp", "web default both all", "db capture.4 both tcp"]);
     assert_eq!(refusals(&read), ["out capture.4 OptedOut"]);
-    assert_eq!(selected(&read), [(3, Some("capture.4".into())), (1, None)]);
+    let selected: Vec<_> = read.selected.iter().map(|of| (of.pods.len(), of.mirror.clone())).collect();
+    assert_eq!(selected, [(3, captures[0].mirror())]);
     let session = &read.wanted[1].mirrors[&captures[0].mirror()];
-    assert_eq!((session.origin, &session.target), (Origin::Capture, &captures[0].target()));
-    assert!(!read.wanted[1].is_asked && read.unasked.contains_key(&pods[1].id), "a capture is no mirror");
+    assert_eq!((session.origin, &session.target), (Origin::Reader, &captures[0].target()));
+    assert!(!read.wanted[1].is_asked);
+    assert_eq!(read.unasked[&pods[1].id], Unasked::NoRequest);
 
-    // Excluded namespaces are excluded from streams, too.
+    // Excluded namespaces are excluded from the API, too.
     let excluded = Policy { exclude_namespaces: ["shop".into()].into(), ..Policy::default() };
-    let none = choose(&pods, &resources, &captures, &excluded, &mut filters);
-    assert_eq!(mirrors(&none), Vec::<String>::new());
     let gated = Policy { allow_namespaces: Some(["bank".into()].into()), ..Policy::default() };
-    let none = choose(&pods, &resources, &captures, &gated, &mut filters);
-    assert_eq!(mirrors(&none), Vec::<String>::new());
+    for policy in [&excluded, &gated] {
+        let none = choose(&pods, &[], &captures, policy, &mut filters);
+        assert_eq!(mirrors(&none), Vec::<String>::new());
+    }
     assert_eq!([&policy, &excluded, &gated].map(|policy| policy.may_ask("shop")), [true, false, false]);
 }
 
 #[test]
-fn a_stream_knows_deleted_pods_only_where_it_needs_no_labels() {
-    let names = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<BTreeSet<_>>();
-    let [all, one] = [None, Some(&["db", "web-2"][..])].map(|pods| streaming("live", pods));
-    assert_eq!([all.named(), one.named()], [names(&["shop/*"]), names(&["shop/db", "shop/web-2"])]);
+fn a_reader_knows_deleted_pods_only_where_it_needs_no_labels() {
+    let all = resource(Some("shop"), "x", &[]);
+    let one = Resource { pod_name: Some("db".into()), ..all.clone() };
+    assert_eq!([all.named(), one.named()], ["shop/*", "shop/db"].map(|name| Some(name.to_owned())));
     for of in [all, one] {
-        assert_eq!(Resource { pods: with_labels(&[("app", "db")]), ..of }.named(), BTreeSet::new());
+        assert_eq!(Resource { pods: with_labels(&[("app", "db")]), ..of }.named(), None);
     }
-    assert_eq!(resource(None, "of-all-namespaces", &[]).named(), BTreeSet::new());
+    assert_eq!(resource(None, "of-all-namespaces", &[]).named(), None);
 }
 
 #[test]
-fn a_stream_takes_the_last_place_of_a_pod() {
+fn a_reader_takes_the_last_place_of_a_pod() {
     let names: Vec<_> = (0..MAX_SESSIONS_PER_TAP).map(|number| format!("{MIRROR}.m{number}")).collect();
     let all: Vec<_> = names.iter().map(|name| (name.as_str(), "true")).collect();
     let pods = [pod("shop", "web", &all), pod("shop", "db", &all[1..])];
-    let captures = [reader("live", 4)];
-    let resources = [streaming("live", None)];
-    let choice = choose(&pods, &resources, &captures, &Policy::default(), &mut Filters::default());
+    let captures = [reader(&resource(Some("shop"), "x", &[]), 4)];
+    let choice = choose(&pods, &[], &captures, &Policy::default(), &mut Filters::default());
     let has = |at: usize| choice.wanted[at].mirrors.contains_key(&captures[0].mirror());
     assert_eq!(
         (has(0), has(1), refusals(&choice)),
@@ -228,7 +202,7 @@ fn the_older_reader_has_the_last_place_of_a_pod() {
     let names: Vec<_> = (1..MAX_SESSIONS_PER_TAP).map(|number| format!("{MIRROR}.m{number}")).collect();
     let most: Vec<_> = names.iter().map(|name| (name.as_str(), "true")).collect();
     let pods = [pod("shop", "web", &most)];
-    let captures = [10, 9].map(|ring| api_reader(&resource(Some("shop"), "x", &[]), ring));
+    let captures = [10, 9].map(|ring| reader(&resource(Some("shop"), "x", &[]), ring));
     let choice = choose(&pods, &[], &captures, &Policy::default(), &mut Filters::default());
     assert_eq!(refusals(&choice), ["web capture.10 TooManyMirrors"]);
 }
@@ -275,9 +249,9 @@ fn a_resource_that_cannot_be_used_is_refused_whole_and_disturbs_nothing() {
             "spec.filter \"tcp prot 80\": ",
         ),
         (
-            Resource { request: Err("unknown field \"stream\"".into()), ..resource(None, "x", &[]) },
+            Resource { request: Err("unknown field \"target\"".into()), ..resource(None, "x", &[]) },
             "InvalidSpec",
-            "unknown field \"stream\"",
+            "unknown field \"target\"",
         ),
         (
             Resource {
@@ -517,7 +491,7 @@ proptest! {
         let pods: Vec<_> = pods.into_iter().enumerate().map(numbered).collect();
         let of = Resource {
             is_enforced: false,
-            names: name.map(|name| [name.to_owned()].into()),
+            pod_name: name.map(str::to_owned),
             request: of.request.map(|request| Request { filter: None, ..request }),
             ..of
         };
@@ -534,7 +508,7 @@ proptest! {
             allow_namespaces: is_gated.then(|| ["shop".to_owned()].into()),
             ..Policy::default()
         };
-        let captures = [api_reader(&of, 4)];
+        let captures = [reader(&of, 4)];
         let read = choose(&pods, &[], &captures, &policy, &mut Filters::default());
         let mirrored = chosen(&pods, &mirrors, &policy);
         let outcome = |choice: &Choice<'_>, pod: &Pod, mirror: &MirrorId| {
@@ -547,7 +521,11 @@ proptest! {
         };
         for pod in &pods {
             let expected = outcome(&mirrored, pod, &mirrors[0].id.mirror());
-            prop_assert_eq!(outcome(&read, pod, &captures[0].mirror()), expected);
+            let found = outcome(&read, pod, &captures[0].mirror());
+            // What bars a reader from the pod bars it from the pod's interfaces.
+            let barred = read.barred.iter().find(|(of, _)| of.id == pod.id).map(|(_, why)| why.clone());
+            prop_assert!(found == (None, None) || found.1 == barred, "{:?}, {:?}", found, barred);
+            prop_assert_eq!(found, expected);
         }
         let sessions = read.wanted.iter().flat_map(|wanted| wanted.mirrors.values());
         let of_reader: BTreeSet<_> =

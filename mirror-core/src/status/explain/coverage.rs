@@ -8,7 +8,7 @@ use super::{Text, sentence, verb};
 use crate::status::{DirectionCoverage, NicCoverage, NodeStatus, TapStatus};
 
 /// Returns the coverage of a tap, if the agent knows it.
-pub(super) fn of<'a>(status: &'a NodeStatus, tap: &TapStatus) -> Option<&'a NicCoverage> {
+pub(in crate::status) fn of<'a>(status: &'a NodeStatus, tap: &TapStatus) -> Option<&'a NicCoverage> {
     let pod = tap.pod.as_ref()?;
     let name = format!("{}/{}", pod.namespace, pod.name);
     let mut nics = status.notes.iter().flat_map(|notes| &notes.coverage);

@@ -1,9 +1,7 @@
 //! Tests of the checks of an installed podmirror: each outcome of each check.
 
 use mirror_api::crds;
-use mirror_core::status::{NodeStatus, Notes, Unreached};
 use serde_json::{Value, json};
-use tokio::time::Instant;
 
 use super::*;
 use crate::check::judge::tests::{facts as before, node, objects, of, only, refused};
@@ -56,14 +54,19 @@ fn facts() -> Facts {
         pods: objects(&["a", "b"].map(|node| pod(node, true, IMAGE))),
         controllers: objects(&[controller]),
         reports: objects(&["a", "b"].map(|node| report(node, NOW, 0, &["m"]))),
+        packets: api("True"),
         ..before()
     }
 }
 
-fn answer(node: &str, version: &str, notes: Option<Notes>) -> Answer {
-    let (targets, taps) = (Vec::new(), Vec::new());
-    let status = NodeStatus { version: version.to_owned(), agent_running: true, targets, taps, notes };
-    Answer { node: node.to_owned(), at: Instant::now(), status: Ok(status) }
+/// The API of packets, with this status of its condition.
+fn api(status: &str) -> Result<Option<APIService>, String> {
+    let conditions = json!([
+        { "type": "Other", "status": "Unknown" },
+        { "type": "Available", "status": status, "reason": "FailedDiscoveryCheck", "message": "no answer" },
+    ]);
+    let api = json!({ "metadata": {}, "status": { "conditions": conditions } });
+    objects(&[api]).map(|mut all| all.pop())
 }
 
 fn told(result: Level, found: &str) -> (Level, String) {
@@ -72,14 +75,13 @@ fn told(result: Level, found: &str) -> (Level, String) {
 
 #[test]
 fn a_podmirror_that_works_has_nothing_to_look_at() {
-    let answers = ["a", "b"].map(|node| answer(node, "0.1.0 (d268f2c05ea3)", Some(Notes::default())));
-    let facts = Facts { answers: Some(answers.into()), ..facts() };
+    let facts = facts();
     let findings = crate::check::judge::findings(&facts);
     assert!(findings.iter().all(|finding| finding.result == Level::Ok), "{findings:#?}");
     assert_eq!(only(&facts, "agents").1, "2 agents ready on 2 nodes");
     assert_eq!(only(&facts, "versions").1, "all agents have 0.1.0, this plugin has 0.1.0");
     assert_eq!(only(&facts, "reports").1, "of 2 nodes, none too old");
-    assert_eq!(only(&facts, "failures").1, "none on 2 nodes");
+    assert_eq!(only(&facts, "packets").1, "the API of packets is available");
 }
 
 #[test]
@@ -93,9 +95,16 @@ fn agents_that_are_missing_are_named() {
     let fewer = told(Level::Warn, "1 agent ready on 1 node, and the DaemonSet wants 2");
     assert_eq!(with(2, std::slice::from_ref(&ready)), [fewer, without.clone()]);
     let ok = told(Level::Ok, "1 agent ready on 1 node");
-    assert_eq!(with(1, &[ready]), [ok, without.clone()]);
+    assert_eq!(with(1, &[ready]), [ok.clone(), without.clone()]);
     let none = told(Level::Fail, "no agent of 2 is ready: a");
-    assert_eq!(with(2, &[pod("a", false, IMAGE)]), [none, without]);
+    assert_eq!(with(2, &[pod("a", false, IMAGE)]), [none.clone(), without.clone()]);
+    // One that is being deleted may be ready, and another one has its node already.
+    let mut old = pod("a", true, IMAGE);
+    old["metadata"]["deletionTimestamp"] = NOW.into();
+    assert_eq!(with(2, std::slice::from_ref(&old)), [none, without.clone()]);
+    for pods in [[pod("a", true, IMAGE), old.clone()], [old, pod("a", true, IMAGE)]] {
+        assert_eq!(with(1, &pods), [ok.clone(), without.clone()]);
+    }
     let found = with(3, &[]);
     assert_eq!(found[0], told(Level::Fail, "no agent of 3 is ready: no node has one"));
     for unread in [Facts { installed: refused(), ..facts() }, Facts { pods: refused(), ..facts() }] {
@@ -135,10 +144,6 @@ fn agents_of_several_versions_are_told() {
     assert_eq!(with(["mirror-agent:main@sha256:0"; 2]), unknown);
     assert_eq!(with(["r:5000/a:0.1.0@sha256:0", IMAGE]).0, Level::Ok);
     assert_eq!(of(&Facts { pods: objects(&[pod("a", true, "r:5000/a")]), ..facts() }, "versions"), []);
-    // The agents' own versions take precedence.
-    let answers = Some(vec![answer("a", "0.3.0", Some(Notes::default()))]);
-    let facts = Facts { answers, ..facts() };
-    assert_eq!(only(&facts, "versions").1, "the agents have 0.3.0, this plugin has 0.1.0");
 }
 
 #[test]
@@ -222,24 +227,15 @@ fn a_target_is_told_with_its_status() {
 }
 
 #[test]
-fn what_the_agents_say_is_told() {
-    let with = |answers: Vec<Answer>| of(&Facts { answers: Some(answers), ..facts() }, "failures");
-    let unreached = |target: &str| Unreached { target: target.into(), message: "no pod".into() };
-    let notes = Notes {
-        failures: vec!["no memory".into()],
-        unreached_targets: vec![unreached("ids")],
-        ..Notes::default()
-    };
-    let silent = Answer { node: "c".into(), at: Instant::now(), status: Err("no agent is ready".into()) };
-    let found = with(vec![answer("a", "0.1.0", Some(notes)), answer("b", "0.1.0", None), silent]);
-    let expected = [
-        told(Level::Warn, "a: no memory"),
-        told(Level::Warn, "a: target ids: no pod"),
-        told(Level::Warn, "b: no agent is running there, or it does not answer"),
-        told(Level::Warn, "c does not answer: no agent is ready"),
-    ];
-    assert_eq!(found, expected);
-    let many = Notes { failures: (0..13).map(|number| number.to_string()).collect(), ..Notes::default() };
-    let found = with(vec![answer("a", "0.1.0", Some(many))]);
-    assert_eq!((found.len(), found[10].clone()), (11, told(Level::Warn, "3 more")));
+fn an_api_that_is_missing_or_not_available_is_told() {
+    let with = |packets| only(&Facts { packets, ..facts() }, "packets");
+    let none = "there is no API of packets, so tail, explain, coverage and top do not work";
+    assert_eq!(with(Ok(None)), told(Level::Warn, none));
+    let why = "the API of packets is not available: FailedDiscoveryCheck: no answer";
+    for status in ["False", "Unknown"] {
+        assert_eq!(with(api(status)), told(Level::Warn, why));
+    }
+    let new = Ok(Some(APIService::default()));
+    assert_eq!(with(new), told(Level::Warn, "the API of packets is not available"));
+    assert_eq!(with(refused()).0, Level::Warn);
 }

@@ -40,7 +40,7 @@ fn every_field_reaches_the_request() {
     let Resource { id, generation, created, is_enforced, request, .. } = mirror(&spec);
     assert_eq!((id.to_string().as_str(), generation, is_enforced), ("Mirror shop/checkout", 3, false));
     assert_eq!(created, 1_795_305_601);
-    let Request { nics, directions, settings, filter, target, .. } = request.unwrap();
+    let Request { nics, directions, settings, filter, target } = request.unwrap();
     assert_eq!(nics.unwrap(), ["eth0", "net1"]);
     assert_eq!((directions, target.as_deref()), (Directions::Ingress, Some("ids")));
     assert_eq!(filter, all.filter.take().map(|filter| filter.text));
@@ -73,27 +73,11 @@ fn what_the_crd_allows_is_not_too_large() {
     let labels: BTreeMap<_, _> = (0..16).map(|number| (text(317, number), text(63, number))).collect();
     let selector = json!({"matchLabels": labels, "matchExpressions": (0..8).map(values).collect::<Vec<_>>()});
     let nics: Vec<_> = (0..32).map(|number| text(15, number)).collect();
-    let pods: Vec<_> = (0..64).map(|number| text(253, number)).collect();
-    let stream = json!({"keySha256": "0a".repeat(32), "pods": pods});
     let filter = format!("tcp{}", " ".repeat(1021));
-    mirror(&json!({"podSelector": selector, "nics": nics, "filter": filter, "stream": stream}))
-        .request
-        .unwrap();
+    mirror(&json!({"podSelector": selector, "nics": nics, "filter": filter})).request.unwrap();
     let both =
         json!({"podSelector": selector, "namespaceSelector": selector, "nics": nics, "filter": filter});
     cluster_mirror(&both).request.unwrap();
-}
-
-#[test]
-fn a_mirror_can_have_a_stream_and_a_cluster_mirror_cannot() {
-    let spec = json!({
-        "podSelector": {}, "stream": {"keySha256": "0aff".repeat(16), "pods": ["web"]}, "namespaceSelector": {},
-    });
-    let Resource { request, names, .. } = mirror(&json!({"podSelector": {}, "stream": spec["stream"]}));
-    let stream = request.unwrap().stream.unwrap();
-    assert_eq!((&stream.key_sha256[..4], names), (&[10, 255, 10, 255][..], Some(["web".to_owned()].into())));
-    let why = cluster_mirror(&spec).request.unwrap_err();
-    assert_eq!(why, "spec.stream is allowed only in a Mirror");
 }
 
 #[test]
@@ -108,15 +92,6 @@ fn what_is_not_understood_whole_is_refused_whole() {
         (
             json!({"podSelector": {}, "targetRef": {"name": "x", "kind": "x"}}),
             "spec.targetRef.kind: this version",
-        ),
-        (
-            json!({"podSelector": {}, "stream": {"keySha256": "x"}}),
-            "spec.stream.keySha256: \"x\" is not a SHA-256",
-        ),
-        (json!({"podSelector": {}, "stream": {"keySha256": "+1".repeat(32)}}), "spec.stream.keySha256: "),
-        (
-            json!({"podSelector": {}, "targetRef": {"name": "ids"}, "stream": {"keySha256": "00".repeat(32)}}),
-            "spec.stream and spec.targetRef are mutually exclusive",
         ),
         (json!({"podSelector": {}, "limits": {"idle": "3s"}}), "spec.limits.idle: this version"),
         (json!({"podSelector": {}, "sample": "1/2"}), "spec.sample: this version"),

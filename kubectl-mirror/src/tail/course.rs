@@ -1,0 +1,157 @@
+//! The course of a request for packets: when it is sent again, and the times without packets. Pure.
+//!
+//! ```text
+//! connecting ── answer ──► reading ── end, error ──► connecting, with a gap
+//!     └── refusal: after a delay, or never
+//! ```
+
+use std::{fmt, time::Duration};
+
+use k8s_openapi::jiff::Timestamp;
+
+/// The first delay, which doubles with each failure, and the longest one. A stream that is shorter is a failure too.
+const FIRST: Duration = Duration::from_millis(200);
+const LONGEST: Duration = Duration::from_secs(10);
+
+/// A time without packets.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Gap {
+    from: Timestamp,
+    to: Timestamp,
+    why: String,
+}
+
+impl fmt::Display for Gap {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "no packets were read between {:.3} and {:.3}: {}", self.from, self.to, self.why)
+    }
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Course {
+    /// When the open stream began.
+    began: Option<Timestamp>,
+    /// When something was read, the last time.
+    read: Option<Timestamp>,
+    /// Why nothing is read since then.
+    why: Option<String>,
+    failures: u32,
+}
+
+impl Course {
+    /// Whether there was a stream.
+    pub(super) const fn has_begun(&self) -> bool {
+        self.read.is_some()
+    }
+
+    /// A stream begins. Returns the time without one, if there was one before.
+    pub(super) fn begin(&mut self, now: Timestamp) -> Option<Gap> {
+        let gap = self.end(now);
+        self.began = Some(now);
+        self.read = Some(now);
+        gap
+    }
+
+    /// A part of the stream was read.
+    pub(super) fn read(&mut self, now: Timestamp) {
+        self.read = Some(now);
+    }
+
+    /// The stream has ended, or there was none: with the code of the refusal, or without an answer. Returns the delay
+    /// until the next request; `None`: it would have no other answer.
+    pub(super) fn fail(&mut self, why: &str, code: Option<u16>, now: Timestamp) -> Option<Duration> {
+        if let Some(began) = self.began.take() {
+            self.why = Some(why.to_owned());
+            if now.duration_since(began).unsigned_abs() >= LONGEST {
+                self.failures = 0;
+            }
+        }
+        let delay = FIRST.saturating_mul(1 << self.failures.min(10)).min(LONGEST);
+        self.failures = self.failures.saturating_add(1);
+        // A server that has never answered is more likely the wrong one.
+        let is_final = code.map_or(!self.has_begun(), |code| (400..=409).contains(&code));
+        (!is_final).then_some(delay)
+    }
+
+    /// Ends a time without packets.
+    pub(super) fn end(&mut self, now: Timestamp) -> Option<Gap> {
+        let (from, why) = (self.read?, self.why.take()?);
+        Some(Gap { from, to: now, why })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn at(millis: i64) -> Timestamp {
+        Timestamp::from_millisecond(millis).unwrap()
+    }
+
+    #[test]
+    fn a_refusal_for_good_ends_the_request() {
+        let delay = |course: &mut Course, code| course.fail("", code, at(0));
+        for code in [400, 401, 403, 404, 409] {
+            assert_eq!(delay(&mut Course::default(), Some(code)), None, "{code}");
+        }
+        assert_eq!(delay(&mut Course::default(), None), None, "a wrong address");
+        let mut course = Course::default();
+        for (code, millis) in [(429, 200), (503, 400), (502, 800), (504, 1600)] {
+            assert_eq!(delay(&mut course, Some(code)), Some(Duration::from_millis(millis)), "{code}");
+        }
+        assert_eq!(course.begin(at(0)), None, "nothing was read before");
+        assert_eq!(delay(&mut course, None), Some(Duration::from_millis(3200)));
+        assert_eq!(delay(&mut course, Some(403)), None);
+        let gap = course.end(at(1500)).unwrap();
+        assert_eq!(
+            gap.to_string(),
+            "no packets were read between 1970-01-01T00:00:00.000Z and 1970-01-01T00:00:01.500Z: "
+        );
+        assert_eq!(course.end(at(1500)), None);
+    }
+
+    proptest! {
+        /// Drawn are milliseconds since the event before, and the kind of the event, among those that can happen then.
+        #[test]
+        fn each_time_without_packets_is_reported_once(drawn in prop::collection::vec((0..15_000_i64, 0..4_u8), 0..60)) {
+            let (mut course, mut found, mut expected) = (Course::default(), Vec::new(), Vec::new());
+            let (mut now, mut is_open, mut last, mut gap, mut before) = (0, false, None, None, Duration::ZERO);
+            let mut begun = 0;
+            for (number, (step, event)) in drawn.into_iter().enumerate() {
+                now += step;
+                let (time, why) = (at(now), number.to_string());
+                if event < 2 {
+                    if is_open {
+                        course.read(time);
+                    } else {
+                        found.extend(course.begin(time));
+                        expected.extend(last.zip(gap.take()).map(|(from, why)| Gap { from, to: time, why }));
+                        (is_open, begun) = (true, now);
+                    }
+                    last = Some(time);
+                    continue;
+                }
+                // A stream ends without a code. A request is refused for now, or not answered.
+                let code = (!is_open && (event == 2 || last.is_none())).then_some(503);
+                let delay = course.fail(&why, code, time).unwrap();
+                let is_long = is_open && now - begun >= 10_000;
+                let is_slower = delay >= before && (delay >= before * 2 || delay == LONGEST);
+                prop_assert!(if is_long { delay == FIRST } else { is_slower }, "{delay:?} after {before:?}");
+                prop_assert!((FIRST..=LONGEST).contains(&delay));
+                if is_open {
+                    gap = Some(why);
+                }
+                (is_open, before) = (false, delay);
+                now += i64::try_from(delay.as_millis()).unwrap();
+            }
+            found.extend(course.end(at(now)));
+            expected.extend(last.zip(gap).map(|(from, why)| Gap { from, to: at(now), why }));
+            prop_assert_eq!(&found, &expected);
+            prop_assert!(found.is_sorted_by(|one, next| one.from <= one.to && one.to <= next.from));
+        }
+    }
+}

@@ -1,0 +1,209 @@
+//! Tests of the whole command, with a server of this process: what is requested, what the file has, and the exit code.
+
+#![expect(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
+
+use std::{
+    convert::Infallible,
+    fs,
+    sync::{Arc, Mutex},
+};
+
+use http::{Request, Response};
+use kube::{Client, client::Body};
+use mirror_capture::{
+    blocks::Blocks,
+    pcapng::{Interface, InterfaceId, Packet, Statistics, Writer},
+};
+use serde_json::json;
+use tower::service_fn;
+
+use super::*;
+use crate::cli::{self, Command};
+
+/// Blocks of a server: an interface of a pod with packets of these times, and messages.
+fn stream(pod: &str, times_ns: &[u64], messages: &[&str]) -> (u16, Vec<u8>) {
+    let mut out = Vec::new();
+    let mut writer = Writer::begin(&mut out, &Section::default());
+    if !times_ns.is_empty() {
+        let (name, hardware) = (Some(pod), Some("node-a"));
+        let interface = writer.interface(&mut out, &Interface { name, hardware, ..Interface::default() });
+        for time_ns in times_ns {
+            let (time_ns, bytes, len) = (*time_ns, &[7][..], 1);
+            Packet { interface, time_ns, bytes, len, direction: None, lost: None, comment: None }
+                .write(&mut out);
+        }
+    }
+    for message in messages {
+        Names { addresses: Vec::new(), comment: Some(format!("{SAYS}{message}")) }.write(&mut out);
+    }
+    (200, out)
+}
+
+fn refusal(code: u16, message: &str) -> (u16, Vec<u8>) {
+    (
+        code,
+        json!({ "status": "Failure", "reason": "Some", "code": code, "message": message }).to_string().into(),
+    )
+}
+
+/// The outcome of a command.
+struct Done {
+    /// The URIs of the requests.
+    requests: Vec<String>,
+    code: Result<ExitCode, String>,
+    /// The blocks of the file.
+    blocks: Vec<Block>,
+}
+
+impl Done {
+    /// The times of the packets, in the order of the file.
+    fn times_ns(&self) -> Vec<u64> {
+        let time =
+            |block: &Block| if let Block::Packet(packet) = block { Some(packet.time_ns) } else { None };
+        self.blocks.iter().filter_map(time).collect()
+    }
+
+    /// The comments, without the beginning.
+    fn comments(&self) -> Vec<&str> {
+        let comments = self.blocks.iter().filter_map(|block| match block {
+            Block::Names(Names { comment: Some(text), .. }) => text.strip_prefix(SAYS),
+            _ => None,
+        });
+        comments.collect()
+    }
+}
+
+/// Runs `tail` with these words. The server answers each request by its number and its URI, after a delay.
+async fn run(
+    words: &str,
+    answer: impl Fn(usize, &str) -> (Duration, (u16, Vec<u8>)) + Send + 'static,
+) -> Done {
+    let requests = Arc::new(Mutex::new(Vec::new()));
+    let all = Arc::clone(&requests);
+    let service = service_fn(move |request: Request<Body>| {
+        let uri = request.uri().to_string();
+        let number = {
+            let mut all = all.lock().unwrap();
+            all.push(uri.clone());
+            all.len() - 1
+        };
+        let (delay, (code, bytes)) = answer(number, &uri);
+        async move {
+            sleep(delay).await;
+            let response = Response::builder().status(code).body(Body::from(bytes)).unwrap();
+            Ok::<_, Infallible>(response)
+        }
+    });
+    let client = Client::new(service, "shop");
+    let cluster = Cluster { client, namespace: "shop".to_owned(), agents: "podmirror".to_owned() };
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let words = format!("kubectl-mirror tail --write {} {words}", file.path().display());
+    let Command::Tail(args) = cli::read(words.split(' ').map(Into::into)).unwrap().command else {
+        panic!("no tail")
+    };
+    let code = tail(args, &cluster).await.map_err(|error| mirror_client::in_words(error.as_ref()));
+    let mut blocks = Blocks::default();
+    blocks.push(&fs::read(file.path()).unwrap());
+    let blocks = std::iter::from_fn(|| blocks.pop().unwrap()).collect();
+    let requests = requests.lock().unwrap().clone();
+    Done { requests, code, blocks }
+}
+
+/// The file is one section, whatever happens to the server, and says what it lacks.
+#[tokio::test]
+async fn a_stream_goes_on_after_a_gap() {
+    let answers = |number, _: &str| match number {
+        0 => (Duration::ZERO, refusal(503, "no agent is connected")),
+        1 => (
+            Duration::ZERO,
+            stream("shop/web eth0", &[1, 2], &["shop/db: OptedOut: no", "end: the server ends"]),
+        ),
+        // Later than the end of the command, so that there is no further request.
+        _ => (Duration::from_secs(2), stream("shop/web eth0", &[3], &["end: timeoutSeconds"])),
+    };
+    let done = run("-l app=web --duration 2s --snaplen 96 -- tcp port 443", answers).await;
+    let path = "/apis/packets.podmirror.io/v1alpha1/namespaces/shop/packets?watch=true&labelSelector=app%3Dweb\
+                &filter=tcp%20port%20443&snapLength=96&timeoutSeconds=";
+    assert_eq!(done.requests.len(), 3, "{:?}", done.requests);
+    assert!(done.requests.iter().all(|uri| uri.starts_with(path)), "{:?}", done.requests);
+    assert_eq!((done.code.clone(), done.times_ns()), (Ok(ExitCode::from(INCOMPLETE)), vec![1, 2, 3]));
+    let [opted_out, end, gap, last] = done.comments()[..] else { panic!("{:?}", done.comments()) };
+    assert_eq!(
+        [opted_out, end, last],
+        ["shop/db: OptedOut: no", "end: the server ends", "end: timeoutSeconds"]
+    );
+    assert!(gap.starts_with("no packets were read between ") && gap.ends_with(": the server ends"), "{gap}");
+    let interfaces = done.blocks.iter().filter(|block| matches!(block, Block::Interface(_))).count();
+    assert_eq!(interfaces, 2, "one of each stream");
+}
+
+#[tokio::test]
+async fn what_cannot_be_read_is_an_error_at_once() {
+    for (code, text) in [(403, "alice may not"), (409, "no packets can be read")] {
+        let done = run("-A -l app=web", move |_, _| (Duration::ZERO, refusal(code, text))).await;
+        assert_eq!((done.code, done.requests.len()), (Err(text.to_owned()), 1));
+    }
+    // kube-apiserver knows no such API, or does not reach its server.
+    for (code, text) in [(404, "the cluster has no API of packets"), (400, "the API of packets: text")] {
+        let done = run("-l app=web", move |_, _| (Duration::ZERO, (code, b"text\n".to_vec()))).await;
+        assert!(done.code.clone().is_err_and(|why| why.starts_with(text)), "{:?}", done.code);
+    }
+}
+
+#[tokio::test]
+async fn the_past_of_several_pods_is_in_order_and_complete_or_not() {
+    let whole = |_, uri: &str| {
+        let (pod, times_ns) =
+            if uri.contains("web-0") { ("shop/web-0 eth0", [1, 4]) } else { ("shop/web-1 eth0", [2, 3]) };
+        let messages = ["node-a: recorded packets of the last 60 s: 2", "end: complete"];
+        (Duration::ZERO, stream(pod, &times_ns, &messages))
+    };
+    let words = "pod web-0 web-1 --since 1m --no-follow";
+    let done = run(words, whole).await;
+    assert_eq!(done.times_ns(), [1, 2, 3, 4]);
+    let mut requests = done.requests;
+    requests.sort();
+    for (uri, pod) in requests.iter().zip(["web-0", "web-1"]) {
+        let parameters = format!("?watch=true&fieldSelector=metadata.name%3D{pod}&since=1m&follow=false&");
+        assert!(uri.contains(&parameters), "{uri}");
+    }
+    // The server sends no counters here.
+    assert_eq!(done.code, Ok(ExitCode::from(INCOMPLETE)));
+
+    let cases: [(&'static [&'static str], ExitCode); 4] = [
+        (&["end: complete"], ExitCode::SUCCESS),
+        (&["node-b: NoPast: no past: no recorder", "end: complete"], ExitCode::from(INCOMPLETE)),
+        (&["node-b: its agent is not connected", "end: complete"], ExitCode::from(INCOMPLETE)),
+        (&["end: the server ends"], ExitCode::from(INCOMPLETE)),
+    ];
+    for (messages, code) in cases {
+        let answer = move |_, _: &str| {
+            let (status, mut bytes) = stream("shop/web eth0", &[1], messages);
+            let interface = InterfaceId::at(0);
+            let (time_ns, received, dropped) = (1, Some(1), Some(0));
+            let (start_ns, end_ns, accepted, limited, comment) = (None, None, None, None, None);
+            Statistics {
+                interface,
+                time_ns,
+                start_ns,
+                end_ns,
+                received,
+                dropped,
+                accepted,
+                limited,
+                comment,
+            }
+            .write(&mut bytes);
+            (Duration::ZERO, (status, bytes))
+        };
+        let done = run("-l= --since 1m --no-follow", answer).await;
+        assert_eq!((done.times_ns(), done.code), (vec![1], Ok(code)), "{messages:?}");
+    }
+    let nothing =
+        run("-l= --since 1m --no-follow", |_, _| (Duration::ZERO, stream("", &[], &["end: complete"]))).await;
+    assert!(
+        nothing.code.clone().is_err_and(|why| why.starts_with("nothing is recorded")),
+        "{:?}",
+        nothing.code
+    );
+}

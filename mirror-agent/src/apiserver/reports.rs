@@ -1,0 +1,315 @@
+//! Reports about pods, by a request to the agent of each node that has one of the pods.
+//!
+//! A report counts only if the API server has the pod on the node that answers. So an agent reports about pods of its
+//! own node alone, and no report is served that was not requested.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    slice,
+    time::Duration,
+};
+
+use futures_util::{StreamExt as _, stream};
+use http::{
+    HeaderValue, Response,
+    header::{CONTENT_TYPE, WARNING},
+};
+use http_body_util::{BodyExt as _, Full};
+use hyper::body::Bytes;
+use k8s_openapi::api::core::v1::Pod;
+use kube::{
+    Api, Client,
+    api::ListParams,
+    core::{ApiResource, NotUsed, Object, Selector},
+};
+use mirror_api::packets::{GROUP, PodReport, ReportRequest, VERSION};
+use mirror_core::{
+    settings::show_kubernetes_duration,
+    status::{DirectionCoverage, NicReport},
+};
+use serde::Deserialize;
+use serde_json::{Value, json};
+use tokio::sync::Semaphore;
+
+use super::{
+    Body, Server,
+    query::{Refusal, Reports},
+};
+
+/// Maximum number of requests that are served at a time.
+const TURNS: usize = 4;
+/// Maximum number of nodes that a request asks at a time; with rates, for which agents wait, it is more.
+const NODES: usize = 16;
+const MEASURING_NODES: usize = 128;
+/// Maximum number of pods, and number of pods that are read at a time.
+const MOST_PODS: usize = 50_000;
+const PAGE: u32 = 500;
+/// Maximum length of an answer in bytes.
+const MOST_BYTES: usize = 32 << 20;
+/// Maximum number of nodes whose missing answers are explained.
+const MOST_WARNINGS: usize = 20;
+/// The columns of the table. kubectl shows the first [`NARROW`] of them, and all with `-o wide`. Those after the first
+/// [`UNMEASURED`] are rates.
+const COLUMNS: &str = "Name NIC Node Mirrors Ingress Egress Copied Lost Device For Message \
+    Ingress/s Bytes/s Egress/s Bytes/s Copied/s Bytes/s Lost/s";
+const NARROW: usize = 8;
+const UNMEASURED: usize = 11;
+/// The state of a direction that needs no reason.
+const COVERED: &str = "Covered";
+
+/// Serves a request, until kube-apiserver waits no longer. `accept`: the forms that the client takes.
+///
+/// # Errors
+///
+/// 404: there is no such pod. 413: the answer would be too long. Others: no agent answers.
+pub async fn serve(
+    server: &Server,
+    reports: &Reports,
+    accept: Option<&str>,
+) -> Result<Response<Body>, Refusal> {
+    static TURN: Semaphore = Semaphore::const_new(TURNS);
+    let _turn = TURN.acquire().await;
+    let [verb, _, namespace, name] = reports.scope.attributes();
+    let some = |text: &str| Some(text.to_owned()).filter(|text| !text.is_empty());
+    let millis = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
+    let interval_millis = reports.interval.map(millis);
+    let request = ReportRequest { namespace: some(namespace), name: some(name), interval_millis };
+    let pods = pods(server.client.clone(), reports).await?;
+    let nodes: BTreeSet<_> = pods.values().flatten().cloned().collect();
+    let (agents, count) = (server.agents.watch().borrow().clone(), nodes.len());
+    let ask = |node: String| {
+        let (agent, request) = (agents.get(&node).cloned(), &request);
+        async move {
+            let reports = match agent {
+                Some(agent) => agent.reports(request).await,
+                None => Err(Refusal::unavailable("no agent of the node is connected")),
+            };
+            (node, reports)
+        }
+    };
+    let mut silent = BTreeMap::new();
+    let mut answer = Answer {
+        pods,
+        is_table: accept.is_some_and(|accept| accept.contains("as=Table")),
+        has_rates: reports.interval.is_some(),
+        bytes: 0,
+        parts: BTreeMap::new(),
+    };
+    let at_a_time = if answer.has_rates { MEASURING_NODES } else { NODES };
+    let mut answers = stream::iter(nodes).map(ask).buffer_unordered(at_a_time);
+    while let Some((node, reports)) = answers.next().await {
+        match reports {
+            Ok(reports) => reports.into_iter().try_for_each(|report| answer.add(&node, report))?,
+            Err(refusal) => drop(silent.insert(node, refusal)),
+        }
+    }
+    if silent.len() == count
+        && let Some((node, refusal)) = silent.pop_first()
+    {
+        return Err(Refusal { message: format!("node {node}: {}", refusal.message), ..refusal });
+    }
+    let text = answer.text((verb == "get").then_some(name))?;
+    let mut response = Response::new(Full::new(Bytes::from(text)).boxed());
+    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    for warning in warnings(&silent) {
+        response.headers_mut().append(WARNING, warning);
+    }
+    Ok(response)
+}
+
+fn too_large() -> Refusal {
+    let message = "the answer would be too long: select fewer pods, by a namespace or by labels";
+    Refusal::new(413, "RequestEntityTooLarge", message)
+}
+
+/// The specification of a pod, without what nobody needs here.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Spec {
+    node_name: Option<String>,
+}
+
+/// The nodes of the requested pods, by namespace and name.
+type Pods = BTreeMap<(String, String), Option<String>>;
+
+/// Lists the pods that a request selects.
+async fn pods(client: Client, reports: &Reports) -> Result<Pods, Refusal> {
+    let [_, _, namespace, name] = reports.scope.attributes();
+    let resource = ApiResource::erase::<Pod>(&());
+    let api: Api<Object<Spec, NotUsed>> = match namespace {
+        "" => Api::all_with(client, &resource),
+        namespace => Api::namespaced_with(client, namespace, &resource),
+    };
+    let labels = Selector::try_from(reports.labels.clone());
+    let labels = labels.map_err(|error| Refusal::new(400, "BadRequest", error.to_string()))?;
+    let mut list = ListParams::default().labels_from(&labels).limit(PAGE);
+    if !name.is_empty() {
+        list = list.fields(&format!("metadata.name={name}"));
+    }
+    let mut pods = Pods::new();
+    loop {
+        let failed = |error: kube::Error| Refusal::unavailable(mirror_client::in_words(&error));
+        let page = api.list(&list).await.map_err(failed)?;
+        pods.extend(page.items.into_iter().map(|Object { metadata, spec, .. }| {
+            let [namespace, name] = [metadata.namespace, metadata.name].map(Option::unwrap_or_default);
+            ((namespace, name), spec.node_name)
+        }));
+        if pods.len() > MOST_PODS {
+            return Err(too_large());
+        }
+        match page.metadata.continue_.filter(|token| !token.is_empty()) {
+            Some(token) => list = list.continue_token(&token),
+            None => return Ok(pods),
+        }
+    }
+}
+
+/// An answer, as it grows.
+struct Answer {
+    pods: Pods,
+    is_table: bool,
+    has_rates: bool,
+    /// The length of the parts.
+    bytes: usize,
+    /// The report about each pod, as JSON: the object, or the rows of the table.
+    parts: BTreeMap<(String, String), String>,
+}
+
+impl Answer {
+    /// Adds the report of a node, if the node has the pod.
+    fn add(&mut self, node: &str, mut report: PodReport) -> Result<(), Refusal> {
+        let key = (report.metadata.namespace.clone(), report.metadata.name.clone());
+        if !self.pods.get(&key).is_some_and(|of| of.as_deref() == Some(node)) {
+            return Ok(());
+        }
+        node.clone_into(&mut report.node);
+        let part = if self.is_table { rows(&report, self.has_rates) } else { object(&report).to_string() };
+        self.bytes += part.len();
+        if self.bytes > MOST_BYTES {
+            return Err(too_large());
+        }
+        self.parts.insert(key, part);
+        Ok(())
+    }
+
+    /// The answer as JSON. `get`: the name of the only pod, if the request is for an object and not for a list.
+    fn text(self, get: Option<&str>) -> Result<String, Refusal> {
+        if let (Some(name), true) = (get, self.parts.is_empty()) {
+            let why = if self.pods.is_empty() { "no such pod" } else { "it is not assigned to a node yet" };
+            let message = format!("podreports.{GROUP} {name:?} not found: {why}");
+            return Err(Refusal::new(404, "NotFound", message));
+        }
+        let (columns, version) = (columns(self.has_rates), format!("{GROUP}/{VERSION}"));
+        let parts = self.parts.into_values().collect::<Vec<_>>().join(",");
+        Ok(match (self.is_table, get) {
+            (true, _) => format!(
+                r#"{{"kind":"Table","apiVersion":"meta.k8s.io/v1","columnDefinitions":{columns},"rows":[{parts}]}}"#
+            ),
+            (false, Some(_)) => parts,
+            (false, None) => {
+                format!(
+                    r#"{{"kind":"PodReportList","apiVersion":"{version}","metadata":{{}},"items":[{parts}]}}"#
+                )
+            }
+        })
+    }
+}
+
+fn object(report: &PodReport) -> Value {
+    fn remove_nulls(value: &mut Value) {
+        match value {
+            Value::Object(fields) => {
+                fields.retain(|_, value| !value.is_null());
+                fields.values_mut().for_each(remove_nulls);
+            }
+            Value::Array(items) => items.iter_mut().for_each(remove_nulls),
+            _ => {}
+        }
+    }
+    let mut object = json!(report);
+    object["apiVersion"] = json!(format!("{GROUP}/{VERSION}"));
+    object["kind"] = json!("PodReport");
+    remove_nulls(&mut object);
+    object
+}
+
+/// The definitions of the columns of a table (`meta.k8s.io/v1`).
+fn columns(has_rates: bool) -> Value {
+    let column = |(at, name): (usize, &str)| {
+        // 6 and 7: the packets that were copied, and those that were lost.
+        let of = if matches!(at, 6 | 7 | UNMEASURED..) { "number" } else { "string" };
+        json!({ "name": name, "type": of, "format": "", "description": "", "priority": u8::from(at >= NARROW) })
+    };
+    let shown = if has_rates { usize::MAX } else { UNMEASURED };
+    COLUMNS.split_whitespace().enumerate().take(shown).map(column).collect()
+}
+
+/// The rows of a pod: one for each NIC. A pod without a tapped NIC has one, with the reason.
+fn rows(report: &PodReport, has_rates: bool) -> String {
+    let object = json!({
+        "kind": "PartialObjectMetadata", "apiVersion": "meta.k8s.io/v1", "metadata": report.metadata,
+    });
+    let none = NicReport::default();
+    let nics = if report.nics.is_empty() { slice::from_ref(&none) } else { report.nics.as_slice() };
+    let row = |nic: &NicReport| {
+        let mut cells = cells(report, nic);
+        if has_rates {
+            let kinds = nic.rates.map(|of| [of.ingress, of.egress, of.copied, of.lost]);
+            let rates = kinds.map(|kinds| kinds.map(|of| [of.packets, of.bytes]));
+            // Without the bytes of the losses.
+            let rate = |at| json!(rates.as_ref().and_then(|rates| rates.as_flattened().get(at)));
+            cells.extend((0..7).map(rate));
+        }
+        json!({ "cells": cells, "object": object }).to_string()
+    };
+    nics.iter().map(row).collect::<Vec<_>>().join(",")
+}
+
+fn cells(report: &PodReport, nic: &NicReport) -> Vec<Value> {
+    let text = |text: &str| json!(if text.is_empty() { "<none>" } else { text });
+    let state =
+        |of: &Option<DirectionCoverage>| json!(of.as_ref().map_or("<unknown>", |of| of.state.as_str()));
+    let mirrors: Vec<_> = nic.mirrors.iter().map(|mirror| mirror.name.as_str()).collect();
+    let [copied, lost] = nic.mirrors.iter().fold([0_u64; 2], |[copied, lost], mirror| {
+        [copied.saturating_add(mirror.copied), lost.saturating_add(mirror.lost)]
+    });
+    // Both directions have had their states for this time.
+    let since = nic.ingress.iter().chain(&nic.egress).map(|of| Duration::from_secs(of.seconds.max(1))).min();
+    vec![
+        text(&report.metadata.name),
+        text(&nic.name),
+        text(&report.node),
+        text(&mirrors.join(",")),
+        state(&nic.ingress),
+        state(&nic.egress),
+        json!(copied),
+        json!(lost),
+        text(&nic.device),
+        text(&since.map_or_else(String::new, show_kubernetes_duration)),
+        text(&message(report, nic)),
+    ]
+}
+
+/// The reasons why a NIC is not covered, or not mirrored as requested. Those of NICs without a row are with the others.
+fn message(report: &PodReport, nic: &NicReport) -> String {
+    let uncovered = [("ingress", &nic.ingress), ("egress", &nic.egress)];
+    let uncovered = uncovered.into_iter().filter_map(|(direction, of)| Some((direction, of.as_ref()?)));
+    let uncovered = uncovered.filter(|(_, of)| of.state != COVERED);
+    let uncovered = uncovered.map(|(direction, of)| format!("{direction} {}: {}", of.state, of.message));
+    let is_of_another = |name: &String| *name != nic.name && report.nics.iter().any(|nic| nic.name == *name);
+    let problems = report.not_mirrored.iter().filter(|of| !of.nic.as_ref().is_some_and(is_of_another));
+    let problems = problems.map(|of| format!("{}: {}", of.reason, of.message));
+    uncovered.chain(problems).collect::<Vec<_>>().join("; ")
+}
+
+/// The nodes whose reports are missing, as kubectl shows warnings.
+fn warnings(silent: &BTreeMap<String, Refusal>) -> Vec<HeaderValue> {
+    let named = silent.iter().take(MOST_WARNINGS).map(|(node, of)| format!("node {node}: {}", of.message));
+    let more = silent.len().saturating_sub(MOST_WARNINGS);
+    let more = (more > 0).then(|| format!("{more} more nodes have not answered"));
+    let warning = |text: String| format!("299 - \"{}\"", text.escape_default());
+    named.chain(more).filter_map(|text| HeaderValue::try_from(warning(text)).ok()).collect()
+}
+
+#[cfg(test)]
+mod tests;

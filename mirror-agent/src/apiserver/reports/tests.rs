@@ -1,0 +1,172 @@
+//! Answers of nodes as documents of the API.
+
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use mirror_api::packets::PodReportList;
+use mirror_core::status::{MirrorReport, NotMirrored, PodMetadata, Rates, Traffic};
+use serde_json::from_str;
+
+use super::*;
+
+/// An answer about `shop/web` on node `a`, `shop/db` on `b`, and `shop/new` on no node yet.
+fn answer(is_table: bool, has_rates: bool) -> Answer {
+    let pods = [("web", Some("a")), ("db", Some("b")), ("new", None)];
+    let pods = pods.map(|(name, node)| (("shop".to_owned(), name.to_owned()), node.map(str::to_owned)));
+    Answer { pods: pods.into(), is_table, has_rates, bytes: 0, parts: BTreeMap::new() }
+}
+
+fn report(name: &str, nics: &[NicReport], not_mirrored: &[NotMirrored]) -> PodReport {
+    let metadata = PodMetadata { namespace: "shop".into(), name: name.into() };
+    PodReport { metadata, nics: nics.to_vec(), not_mirrored: not_mirrored.to_vec(), ..PodReport::default() }
+}
+
+fn not_mirrored(nic: Option<&str>, reason: &str) -> NotMirrored {
+    let [message, remedy] = ["the reason", "The remedy."].map(str::to_owned);
+    NotMirrored {
+        pod: None,
+        nic: nic.map(str::to_owned),
+        mirror: None,
+        reason: reason.into(),
+        message,
+        remedy,
+    }
+}
+
+fn mirror(name: &str, copied: u64, lost: u64) -> MirrorReport {
+    MirrorReport { name: name.into(), target: "default".into(), copied, lost }
+}
+
+fn direction(state: &str, seconds: u64) -> Option<DirectionCoverage> {
+    let (state, message) = (state.to_owned(), format!("is {state}"));
+    Some(DirectionCoverage { state, message, seconds, seen: 1, carried: 2 })
+}
+
+/// A NIC with these mirrors. Ingress is covered for an hour, and egress bypassed for two minutes.
+fn nic(name: &str, mirrors: &[MirrorReport]) -> NicReport {
+    NicReport {
+        name: name.into(),
+        device: format!("veth-{name}"),
+        ingress: direction(COVERED, 3600),
+        egress: direction("Bypassed", 120),
+        mirrors: mirrors.to_vec(),
+        ..NicReport::default()
+    }
+}
+
+#[test]
+fn a_report_counts_only_from_the_node_of_its_pod() {
+    let mut answer = answer(false, false);
+    for (node, name) in [("a", "web"), ("a", "db"), ("a", "new"), ("a", "unknown"), ("b", "web")] {
+        let mut report = report(name, &[nic(&format!("eth-{node}"), &[])], &[]);
+        // The agent's word for it does not count.
+        report.node = "c".into();
+        answer.add(node, report).unwrap();
+    }
+    let list: PodReportList = from_str(&answer.text(None).unwrap()).unwrap();
+    let expected = PodReport { node: "a".into(), ..report("web", &[nic("eth-a", &[])], &[]) };
+    assert_eq!(list.items, [expected]);
+    let kind = (list.types.kind, list.types.api_version);
+    assert_eq!(kind, ("PodReportList".to_owned(), format!("{GROUP}/{VERSION}")));
+}
+
+#[test]
+fn one_report_is_an_object_or_is_not_found_for_a_reason() {
+    let mut one = answer(false, false);
+    one.add("a", report("web", &[], &[not_mirrored(None, "NoRequest")])).unwrap();
+    let object: Value = from_str(&one.text(Some("web")).unwrap()).unwrap();
+    let expected = json!({
+        "apiVersion": "packets.podmirror.io/v1alpha1", "kind": "PodReport",
+        "metadata": { "namespace": "shop", "name": "web" }, "node": "a", "nics": [],
+        "notMirrored": [{ "reason": "NoRequest", "message": "the reason", "remedy": "The remedy." }],
+    });
+    assert_eq!(object, expected);
+    for (pod, why) in [(None, "no such pod"), (Some("new"), "it is not assigned to a node yet")] {
+        let mut none = answer(true, false);
+        none.pods.retain(|(_, name), _| Some(name.as_str()) == pod);
+        let expected = format!("podreports.packets.podmirror.io \"web\" not found: {why}");
+        assert_eq!(none.text(Some("web")), Err(Refusal::new(404, "NotFound", expected)));
+    }
+}
+
+#[test]
+fn a_table_has_a_row_for_each_nic_and_each_pod() {
+    let rate = |packets: f64| Traffic { packets, bytes: 10.0 * packets };
+    let mut eth0 = nic("eth0", &[mirror("default", 7, 1), mirror("mirror/ids", 3, 2)]);
+    let [ingress, egress, copied, lost] = [1.0, 2.0, 3.0, 4.5].map(rate);
+    eth0.rates = Some(Rates { ingress, egress, copied, lost });
+    let net1 = NicReport { name: "net1".into(), ..NicReport::default() };
+    let problems = [not_mirrored(Some("eth0"), "Hidden"), not_mirrored(Some("net2"), "NoPeer")];
+    let table = |has_rates| {
+        let mut answer = answer(true, has_rates);
+        answer.add("b", report("db", &[], &[not_mirrored(None, "NoRequest")])).unwrap();
+        answer.add("a", report("web", &[eth0.clone(), net1.clone()], &problems)).unwrap();
+        from_str::<Value>(&answer.text(None).unwrap()).unwrap()
+    };
+    let plain = table(false);
+    let names = |table: &Value, priority: u8| {
+        let columns = table["columnDefinitions"].as_array().unwrap().iter();
+        let columns = columns.filter(|column| column["priority"] == priority);
+        columns.map(|column| column["name"].as_str().unwrap().to_uppercase()).collect::<Vec<_>>().join(" ")
+    };
+    assert_eq!((&plain["kind"], &plain["apiVersion"]), (&json!("Table"), &json!("meta.k8s.io/v1")));
+    assert_eq!(names(&plain, 0), "NAME NIC NODE MIRRORS INGRESS EGRESS COPIED LOST");
+    assert_eq!(names(&plain, 1), "DEVICE FOR MESSAGE");
+    let of_web = "egress Bypassed: is Bypassed; Hidden: the reason; NoPeer: the reason";
+    let (none, unknown) = ("<none>", "<unknown>");
+    let rows = [
+        json!(["db", none, "b", none, unknown, unknown, 0, 0, none, none, "NoRequest: the reason"]),
+        json!([
+            "web",
+            "eth0",
+            "a",
+            "default,mirror/ids",
+            COVERED,
+            "Bypassed",
+            10,
+            3,
+            "veth-eth0",
+            "2m",
+            of_web
+        ]),
+        json!(["web", "net1", "a", none, unknown, unknown, 0, 0, none, none, "NoPeer: the reason"]),
+    ];
+    let object = |name: &str| {
+        let metadata = json!({ "namespace": "shop", "name": name });
+        json!({ "kind": "PartialObjectMetadata", "apiVersion": "meta.k8s.io/v1", "metadata": metadata })
+    };
+    let rows = rows.map(|cells| json!({ "object": object(cells[0].as_str().unwrap()), "cells": cells }));
+    assert_eq!(plain["rows"], json!(rows));
+    // Each row has a cell for each column.
+    let measured = table(true);
+    assert_eq!(
+        names(&measured, 1),
+        "DEVICE FOR MESSAGE INGRESS/S BYTES/S EGRESS/S BYTES/S COPIED/S BYTES/S LOST/S"
+    );
+    let rates = |row: usize| json!(measured["rows"][row]["cells"].as_array().unwrap()[UNMEASURED..]);
+    assert_eq!(rates(1), json!([1.0, 10.0, 2.0, 20.0, 3.0, 30.0, 4.5]));
+    assert_eq!([rates(0), rates(2)], [json!([null, null, null, null, null, null, null]), rates(0)]);
+}
+
+#[test]
+fn an_answer_is_bounded() {
+    let long = not_mirrored(None, &"x".repeat(MOST_BYTES / 3));
+    for is_table in [false, true] {
+        let mut answer = answer(is_table, false);
+        let mut add = || answer.add("a", report("web", &[], slice::from_ref(&long)));
+        let outcomes = [add(), add(), add()].map(|outcome| outcome.map_err(|refusal| refusal.code));
+        assert_eq!(outcomes, [Ok(()), Ok(()), Err(413)]);
+    }
+}
+
+#[test]
+fn kubectl_shows_the_nodes_without_an_answer() {
+    let refusal = |message: &str| Refusal::new(503, "ServiceUnavailable", message);
+    let mut silent: BTreeMap<_, _> =
+        (1..22).map(|node| (format!("n{node:02}"), refusal("no agent"))).collect();
+    silent.insert("a".to_owned(), refusal("an \"é\"\n"));
+    let warnings = warnings(&silent);
+    let warnings: Vec<_> = warnings.iter().map(|text| text.to_str().unwrap()).collect();
+    assert_eq!(warnings.len(), MOST_WARNINGS + 1);
+    assert_eq!(warnings[..2], [r#"299 - "node a: an \"\u{e9}\"\n""#, r#"299 - "node n01: no agent""#]);
+    assert_eq!(warnings[MOST_WARNINGS], r#"299 - "2 more nodes have not answered""#);
+}

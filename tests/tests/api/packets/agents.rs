@@ -1,0 +1,170 @@
+//! Agents: which of them a server accepts, and for which pods it believes them.
+
+use std::{
+    fs,
+    io::{Read as _, Write as _},
+    net::TcpStream,
+    sync::Arc,
+};
+
+use mirror_test_cluster::built::BACKEND_IP;
+use mirror_tests::{Agent, Api, Lab, PacketFile, SOON, Way, check, eventually, scaled};
+use rustls::{
+    ClientConfig, ClientConnection, RootCertStore, StreamOwned,
+    pki_types::{CertificateDer, ServerName, pem::PemObject as _},
+};
+use serde_json::{Value, json};
+
+use super::{AGENT, Packets};
+use crate::{
+    Node,
+    aggregation::{GROUP, SERVICE},
+};
+
+/// How a client of HTTP/2 begins.
+const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+
+/// A connection to the port of a server for agents.
+type Connection = StreamOwned<ClientConnection, TcpStream>;
+
+/// Requests to become an agent, as an agent with this version of the protocol does. Returns the head of the answer.
+#[track_caller]
+fn dial(packets: &Packets<'_>, version: u32, token: Option<&str>) -> (String, Connection) {
+    let [_, port] = packets.ports[0];
+    let words =
+        format!("get apiservice v1alpha1.{GROUP} --output=go-template={{{{.spec.caBundle|base64decode}}}}");
+    let mut roots = RootCertStore::empty();
+    for certificate in CertificateDer::pem_slice_iter(packets.api.kubectl(&words).as_bytes()) {
+        roots.add(certificate.unwrap()).unwrap();
+    }
+    let tls = Arc::new(ClientConfig::builder().with_root_certificates(roots).with_no_client_auth());
+    let name = ServerName::try_from(format!("{SERVICE}.{}.svc", packets.api.namespace())).unwrap();
+    let connection = TcpStream::connect((BACKEND_IP, port)).unwrap();
+    connection.set_read_timeout(Some(scaled(SOON))).unwrap();
+    let mut connection = StreamOwned::new(ClientConnection::new(tls, name).unwrap(), connection);
+    let token = token.map(|token| format!("Authorization: Bearer {token}\r\n")).unwrap_or_default();
+    let upgrade = format!("Connection: upgrade\r\nUpgrade: podmirror-packets/{version}\r\n");
+    write!(connection, "GET /agent HTTP/1.1\r\nHost: {SERVICE}\r\n{upgrade}{token}\r\n").unwrap();
+    let mut head = Vec::new();
+    while !head.ends_with(b"\r\n\r\n") {
+        let mut byte = [0];
+        connection.read_exact(&mut byte).unwrap();
+        head.extend_from_slice(&byte);
+    }
+    (String::from_utf8(head).unwrap(), connection)
+}
+
+/// The status code of the answer to an agent with this token.
+#[track_caller]
+fn code(packets: &Packets<'_>, token: Option<&str>) -> u16 {
+    dial(packets, 1, token).0.split(' ').nth(1).unwrap().parse().unwrap()
+}
+
+#[test]
+fn an_agent_needs_a_token_of_a_pod_of_its_node_and_the_same_version() {
+    let lab = Lab::new("packets-tokens");
+    let api = Api::new(&lab, "packets-tokens");
+    let packets = Packets::start(&api, 1, &[]);
+    let audience = &format!("--audience={GROUP}");
+    let of_node = &packets.token("node-1", audience);
+    let of_api_server = &packets.token("node-1", "");
+    let unbound = api.kubectl(&format!("create token {AGENT} {audience}"));
+    api.kubectl("create serviceaccount other");
+    let of_other = api.kubectl(&format!("create token other {audience}"));
+    for (token, expected) in [
+        (None, 401),
+        (Some("no.token.at-all"), 401),
+        (Some(of_api_server.as_str()), 401),
+        (Some(of_other.trim()), 403),
+        (Some(unbound.trim()), 403),
+    ] {
+        assert_eq!(code(&packets, token), expected, "{token:?}");
+    }
+    let (answer, _) = dial(&packets, 2, Some(of_node));
+    assert!(answer.starts_with("HTTP/1.1 426 "), "{answer}");
+    assert!(answer.to_lowercase().contains("\r\nupgrade: podmirror-packets/1\r\n"), "{answer}");
+    let server = &packets.servers[0];
+    assert_eq!(server.log_with(&["has connected"]), Vec::<String>::new());
+
+    let (answer, mut connection) = dial(&packets, 1, Some(of_node));
+    assert!(answer.starts_with("HTTP/1.1 101 "), "{answer}");
+    let mut preface = [0; PREFACE.len()];
+    connection.read_exact(&mut preface).unwrap();
+    assert_eq!(preface, PREFACE, "the server sends the requests");
+    server.wait_for_log(&["has connected", "\"node-1\""]);
+    drop(connection);
+    server.wait_for_log(&["has ended", "\"node-1\""]);
+
+    // A token does not outlive its pod. The API server believes in a token for some seconds more.
+    api.kubectl("delete pod agent-node-1 --grace-period=0 --force");
+    eventually(SOON, || {
+        let code = code(&packets, Some(of_node));
+        check(code == 401, || format!("{code}"))
+    });
+}
+
+/// An agent that has the token of another node, like a stolen one, is that node's agent. It answers about the pods that
+/// it sees, but the server knows where they are.
+#[test]
+fn a_node_answers_for_its_own_pods_alone() {
+    let node @ Node { api, lab } = &Node::new("packets-foreign");
+    let other = &Lab::new("packets-foreign-2");
+    other.bridge("br0");
+    let _relay = api.connect(other);
+    let pods = node.pods(["web", "db"]);
+    let [web, db] = &pods;
+    let others = ["spied", "peer"].map(|name| other.pod(name, "br0"));
+    let [spied, peer] = &others;
+    let _containers = [web, db].map(|pod| api.run(lab, pod, &[]));
+    let _other_containers = [spied, peer].map(|pod| {
+        let mut object = api.object(pod.name(), &[]);
+        object["spec"]["nodeName"] = other.node().name().into();
+        api.apply(&object);
+        api.start(other, pod)
+    });
+    let packets = Packets::start(api, 1, &[]);
+    let agents = [lab, other].map(|lab| {
+        packets.connect(lab);
+        packets.agent(lab, &[])
+    });
+    packets.wait_connected(&[lab, other]);
+    let rules = json!([
+        { "apiGroups": [GROUP], "resources": ["packets"], "verbs": ["watch"] },
+        { "apiGroups": [GROUP], "resources": ["podreports"], "verbs": ["list"] },
+    ]);
+    let alice = &packets.grant("alice", false, &rules);
+    let names = ["web", "db", "spied", "peer"];
+    // Whether there is a report about each pod, and the number of its packets.
+    let read = || {
+        let reports = eventually(SOON, || packets.get(alice, &packets.uri("podreports")));
+        let reports: Value = serde_json::from_str(&reports).unwrap();
+        let reports = reports["items"].as_array().unwrap();
+        let reported = names.map(|name| reports.iter().any(|report| report["metadata"]["name"] == name));
+        let uri = packets.uri("packets?filter=icmp&timeoutSeconds=15&watch=true");
+        let stream = packets.stream(alice, &uri);
+        stream.wait_begun();
+        // Both agents copy, whatever the server makes of the copies.
+        lab.wait_mirrored(&[web, db]);
+        other.wait_mirrored(&[spied, peer]);
+        web.ping(db.v4(), 5, 56);
+        spied.ping(peer.v4(), 5, 56);
+        let file = PacketFile::parse(&stream.wait_end(SOON, "timeoutSeconds"));
+        let count = |name: &str| {
+            let name = format!("{}/{name} eth0", api.namespace());
+            file.packets.iter().filter(|packet| packet.interface == name).count()
+        };
+        (reported, names.map(count), file.packets.len())
+    };
+    assert_eq!(read(), ([true; 4], [10; 4], 40));
+
+    let server = &packets.servers[0];
+    let token = packets.token("third", &format!("--audience={GROUP}"));
+    fs::write(other.files().join("apiserver-token"), token).unwrap();
+    let set = |way| packets.relays.borrow()[1].set(way);
+    set(Way::Refused);
+    server.wait_for_log(&["has ended", other.node().name()]);
+    set(Way::Open);
+    server.wait_for_log(&["has connected", "\"third\""]);
+    assert_eq!(read(), ([true, true, false, false], [10, 10, 0, 0], 20));
+    agents.into_iter().for_each(Agent::stop);
+}
