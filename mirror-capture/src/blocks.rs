@@ -1,12 +1,13 @@
 //! Parses the pcapng that an agent sends. Pure.
 //!
 //! It parses what [`pcapng`](crate::pcapng) writes, and no other files: one section, little endian, times in nanoseconds.
-//! Other blocks and options, which a newer agent could add, are ignored. An agent is a program on another machine, so
-//! nothing in a block is trusted: an impossible length is an error, and [`MOST`] bounds the buffer.
+//! Other blocks and options, which a newer agent could add, are ignored, except in a packet: its block becomes a part of
+//! a file. An agent is a program on another machine, so nothing in a block is trusted: an impossible length is an error,
+//! and [`MOST`] bounds the buffer.
 
 use core::net::IpAddr;
 
-use crate::pcapng::{Direction, NOTE, Names};
+use crate::pcapng::{Direction, MAX_CAPTURED, NOTE, Names};
 
 /// Maximum length of a block: the longest packet, with its options.
 const MOST: usize = 512 << 10;
@@ -117,6 +118,9 @@ impl Blocks {
                 return Err("a block with an impossible length");
             }
             let Some(block) = rest.get(..length) else { return Ok(None) };
+            if word(block, length - 4) != word(block, 4) {
+                return Err("a block with two different lengths");
+            }
             self.taken += length;
             let body = block.get(8..length - 4).unwrap_or_default();
             if let Some(block) = parse(kind, block, body)? {
@@ -150,9 +154,13 @@ fn parse(kind: u32, block: &[u8], body: &[u8]) -> Result<Option<Block>, &'static
             })))
         }
         6 => {
-            let (Some(interface), Some(time_ns), Some(_)) = (word(body, 0), time(body, 4), body.get(..20))
+            let captured = word(body, 12).map(|captured| captured as usize);
+            let captured = captured.filter(|captured| *captured <= MAX_CAPTURED);
+            let options = captured.and_then(|captured| body.get(20 + captured.next_multiple_of(4)..));
+            let (Some(interface), Some(time_ns), true) =
+                (word(body, 0), time(body, 4), options.is_some_and(are_options))
             else {
-                return Err(short);
+                return Err("a packet that is damaged");
             };
             Ok(Some(Block::Packet(Packet { interface, time_ns, block: block.to_owned() })))
         }
@@ -209,6 +217,21 @@ where
     let (address, names) = record.split_first_chunk::<N>()?;
     let name = names.split(|byte| *byte == 0).next().filter(|name| !name.is_empty())?;
     Some((IpAddr::from(*address), text(name)))
+}
+
+/// Whether a packet has these options: only those of [`pcapng::Packet`](crate::pcapng::Packet), because Wireshark rejects
+/// a whole file if a known option has another length.
+fn are_options(mut options: &[u8]) -> bool {
+    while !options.is_empty() {
+        match first(options) {
+            Some((0, ..)) => return true,
+            Some((code, value, rest)) if matches!((code, value.len()), (1, _) | (2, 4) | (4, 8)) => {
+                options = rest;
+            }
+            _ => return false,
+        }
+    }
+    true
 }
 
 /// The value of an option.

@@ -37,6 +37,7 @@ use k8s_openapi::api::{
 };
 use kube::{Api, Client, api::PostParams};
 use mirror_api::packets::{GROUP, PodReport, ReadRequest, ReportRequest};
+use mirror_core::status::printable;
 use serde::Serialize;
 use tokio::{
     io::{AsyncRead, AsyncWrite},
@@ -59,8 +60,9 @@ const ALL_WINDOWS: u32 = 8 * WINDOW;
 const MOST_REPORTS: usize = 4 << 20;
 const REPORTS: usize = 8;
 const TRANSFER: Duration = Duration::from_secs(3);
-/// Maximum length of an agent's reason for a refusal in bytes.
+/// Maximum length of an agent's reason for a refusal in bytes, and of its beginning that users see.
 const MOST_REASON: usize = 64 << 10;
+const MOST_SHOWN: usize = 1 << 10;
 
 /// The agents that may connect.
 #[derive(Debug, Clone)]
@@ -293,11 +295,15 @@ impl Agent {
     }
 }
 
-/// The outcome of a request to an agent that answers in time.
+/// The outcome of a request to an agent that answers in time. The message of a failure can have text of the agent, so it
+/// is cut, and made printable for terminals.
 async fn within<T>(time: Duration, asked: impl Future<Output = Result<T, Refusal>>) -> Result<T, Refusal> {
     let late = || {
         let why = format!("the agent of the node has not answered in {} s", time.as_secs());
         Refusal::for_now(504, "Timeout", why)
     };
-    timeout(time, asked).await.unwrap_or_else(|_| Err(late()))
+    timeout(time, asked).await.unwrap_or_else(|_| Err(late())).map_err(|refusal| {
+        let shown = &refusal.message[..refusal.message.floor_char_boundary(MOST_SHOWN)];
+        Refusal { message: printable(shown), ..refusal }
+    })
 }

@@ -23,13 +23,14 @@ use kube::{
     core::{ApiResource, NotUsed, Object, Selector},
 };
 use mirror_api::packets::{GROUP, PodReport, ReportRequest, VERSION};
+use mirror_common::abi::MAX_SESSIONS_PER_TAP;
 use mirror_core::{
     settings::show_kubernetes_duration,
     status::{DirectionCoverage, NicReport},
 };
 use serde::Deserialize;
 use serde_json::{Value, json};
-use tokio::sync::Semaphore;
+use tokio::sync::{Semaphore, SemaphorePermit};
 
 use super::{
     Body, Server,
@@ -44,8 +45,17 @@ const MEASURING_NODES: usize = 128;
 /// Maximum number of pods, and number of pods that are read at a time.
 const MOST_PODS: usize = 50_000;
 const PAGE: u32 = 500;
-/// Maximum length of an answer in bytes.
+/// Maximum length of an answer, and of all answers that clients have not received yet, in bytes.
 const MOST_BYTES: usize = 32 << 20;
+const MOST_UNSENT: usize = 2 * MOST_BYTES;
+/// Maximum number of NICs and of problems in a report, and maximum lengths of its texts in bytes: more than an agent
+/// sends, unless someone else speaks for it.
+const MOST_NICS: usize = 32;
+const MOST_PROBLEMS: usize = 256;
+const MOST_TEXT: usize = 1 << 10;
+const MOST_EXPLANATION: usize = 64 << 10;
+/// Maximum length of a message in a table in bytes. It joins texts, and is in each row of a pod.
+const MOST_MESSAGE: usize = 4 << 10;
 /// Maximum number of nodes whose missing answers are explained.
 const MOST_WARNINGS: usize = 20;
 /// The columns of the table. kubectl shows the first [`NARROW`] of them, and all with `-o wide`. Those after the first
@@ -61,13 +71,15 @@ const COVERED: &str = "Covered";
 ///
 /// # Errors
 ///
-/// 404: there is no such pod. 413: the answer would be too long. Others: no agent answers.
+/// 404: there is no such pod. 413: the answer would be too long. 429: clients are slow to receive earlier answers.
+/// Others: no agent answers.
 pub async fn serve(
     server: &Server,
     reports: &Reports,
     accept: Option<&str>,
 ) -> Result<Response<Body>, Refusal> {
     static TURN: Semaphore = Semaphore::const_new(TURNS);
+    static ROOM: Semaphore = Semaphore::const_new(MOST_UNSENT);
     let _turn = TURN.acquire().await;
     let [verb, _, namespace, name] = reports.scope.attributes();
     let some = |text: &str| Some(text.to_owned()).filter(|text| !text.is_empty());
@@ -109,12 +121,33 @@ pub async fn serve(
         return Err(Refusal { message: format!("node {node}: {}", refusal.message), ..refusal });
     }
     let text = answer.text((verb == "get").then_some(name))?;
-    let mut response = Response::new(Full::new(Bytes::from(text)).boxed());
+    let mut response = Response::new(Full::new(unsent(text, &ROOM)?).boxed());
     response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
     for warning in warnings(&silent) {
         response.headers_mut().append(WARNING, warning);
     }
     Ok(response)
+}
+
+/// An answer, whose length is taken from the room for all of them until no part of it is left to be sent.
+struct Unsent {
+    text: String,
+    _room: SemaphorePermit<'static>,
+}
+
+impl AsRef<[u8]> for Unsent {
+    fn as_ref(&self) -> &[u8] {
+        self.text.as_bytes()
+    }
+}
+
+fn unsent(text: String, room: &'static Semaphore) -> Result<Bytes, Refusal> {
+    let full = |_| {
+        let message = "too much of earlier answers with reports is not sent yet, because clients are slow";
+        Refusal::for_now(429, "TooManyRequests", message)
+    };
+    let room = room.try_acquire_many(u32::try_from(text.len()).unwrap_or(u32::MAX)).map_err(full)?;
+    Ok(Bytes::from_owner(Unsent { text, _room: room }))
 }
 
 fn too_large() -> Refusal {
@@ -176,12 +209,14 @@ struct Answer {
 }
 
 impl Answer {
-    /// Adds the report of a node, if the node has the pod.
+    /// Adds the report of a node, if the node has the pod and it is the first about it.
     fn add(&mut self, node: &str, mut report: PodReport) -> Result<(), Refusal> {
         let key = (report.metadata.namespace.clone(), report.metadata.name.clone());
-        if !self.pods.get(&key).is_some_and(|of| of.as_deref() == Some(node)) {
+        let is_own = self.pods.get(&key).is_some_and(|of| of.as_deref() == Some(node));
+        if !is_own || self.parts.contains_key(&key) {
             return Ok(());
         }
+        bound(&mut report);
         node.clone_into(&mut report.node);
         let part = if self.is_table { rows(&report, self.has_rates) } else { object(&report).to_string() };
         self.bytes += part.len();
@@ -212,6 +247,35 @@ impl Answer {
                 )
             }
         })
+    }
+}
+
+/// Bounds a report: the table repeats parts of it in each row.
+fn bound(report: &mut PodReport) {
+    report.explanation.iter_mut().for_each(|text| cut(text, MOST_EXPLANATION));
+    report.nics.truncate(MOST_NICS);
+    for nic in &mut report.nics {
+        nic.mirrors.truncate(MAX_SESSIONS_PER_TAP);
+        let directions = nic.ingress.iter_mut().chain(&mut nic.egress);
+        let directions = directions.flat_map(|of| [&mut of.state, &mut of.message]);
+        let mirrors = nic.mirrors.iter_mut().flat_map(|of| [&mut of.name, &mut of.target]);
+        let others =
+            nic.network.iter_mut().chain(&mut nic.why_inside).chain([&mut nic.name, &mut nic.device]);
+        directions.chain(mirrors).chain(others).for_each(|text| cut(text, MOST_TEXT));
+    }
+    report.not_mirrored.truncate(MOST_PROBLEMS);
+    for of in &mut report.not_mirrored {
+        let texts = [&mut of.reason, &mut of.message, &mut of.remedy];
+        let texts = texts.into_iter().chain(&mut of.pod).chain(&mut of.nic).chain(&mut of.mirror);
+        texts.for_each(|text| cut(text, MOST_TEXT));
+    }
+}
+
+/// Cuts a text that is too long, visibly.
+fn cut(text: &mut String, most: usize) {
+    if text.len() > most {
+        text.truncate(text.floor_char_boundary(most));
+        text.push('…');
     }
 }
 
@@ -299,7 +363,9 @@ fn message(report: &PodReport, nic: &NicReport) -> String {
     let is_of_another = |name: &String| *name != nic.name && report.nics.iter().any(|nic| nic.name == *name);
     let problems = report.not_mirrored.iter().filter(|of| !of.nic.as_ref().is_some_and(is_of_another));
     let problems = problems.map(|of| format!("{}: {}", of.reason, of.message));
-    uncovered.chain(problems).collect::<Vec<_>>().join("; ")
+    let mut message = uncovered.chain(problems).collect::<Vec<_>>().join("; ");
+    cut(&mut message, MOST_MESSAGE);
+    message
 }
 
 /// The nodes whose reports are missing, as kubectl shows warnings.

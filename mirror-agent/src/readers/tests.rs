@@ -3,6 +3,9 @@
 #![expect(clippy::unwrap_used, reason = "tests panic")]
 
 use futures_util::future::join_all;
+use http_body_util::Full;
+use hyper::{Response, body::Incoming, server::conn::http2, service::service_fn};
+use hyper_util::rt::TokioExecutor;
 use mirror_api::{
     SettingsSpec,
     packets::{ReadRequest, ReportRequest},
@@ -91,6 +94,14 @@ impl Server {
     }
 }
 
+fn packets() -> ReadRequest {
+    serde_json::from_value(json!({
+        "of": { "pods": { "namespace": "shop", "name": null, "labels": {}, "nics": null } }, "direction": null,
+        "settings": {}, "superFrames": false, "sinceSeconds": null, "follow": true, "reader": "alice",
+    }))
+    .unwrap()
+}
+
 #[tokio::test]
 async fn an_agent_speaks_for_the_node_of_its_token() {
     let server = Server::new();
@@ -124,11 +135,7 @@ async fn the_newest_connection_of_a_node_gets_the_requests() {
     let (older, first) = server.agent().await;
     let (newer, second) = server.agent().await;
     assert!(newer.id > older.id);
-    let request: ReadRequest = serde_json::from_value(json!({
-        "of": { "pods": { "namespace": "shop", "name": null, "labels": {}, "nics": null } }, "direction": null,
-        "settings": {}, "superFrames": false, "sinceSeconds": null, "follow": true, "reader": "alice",
-    }))
-    .unwrap();
+    let request = packets();
     let refusal = newer.read(&request).await.unwrap_err();
     assert_eq!((refusal.code, refusal.retry), (503, Some(5)), "{refusal:?}");
     assert!(refusal.message.contains("not ready yet"), "{refusal:?}");
@@ -147,6 +154,33 @@ async fn the_newest_connection_of_a_node_gets_the_requests() {
     second.abort();
     server.agents.watch().wait_for(BTreeMap::is_empty).await.unwrap();
     assert_eq!(newer.read(&request).await.unwrap_err().code, 503);
+}
+
+/// Users see it in their terminals: the reason for a refusal, and why reports cannot be parsed.
+#[tokio::test]
+async fn a_text_of_an_agent_is_cut_and_printable() {
+    let server = Server::new();
+    let connection = server.connect("agent-1").await.unwrap();
+    let long = "\x1b[2J".to_owned() + &"x".repeat(60_000);
+    let answer = service_fn(move |request: Request<Incoming>| {
+        let (status, text) = match request.uri().path() {
+            "/v1/packets" => (StatusCode::SERVICE_UNAVAILABLE, long.clone()),
+            _ => (StatusCode::OK, json!([long]).to_string()),
+        };
+        async move { Response::builder().status(status).body(Full::<Bytes>::from(text)) }
+    });
+    tokio::spawn(http2::Builder::new(TokioExecutor::new()).serve_connection(connection, answer));
+    let mut agents = server.agents.watch();
+    let agents = agents.wait_for(|agents| agents.contains_key("node-1")).await.unwrap();
+    let agent = agents["node-1"].clone();
+    drop(agents);
+    let request = ReportRequest { namespace: None, name: None, interval_millis: None };
+    let [read, reports] = [agent.read(&packets()).await.map(drop), agent.reports(&request).await.map(drop)];
+    for refusal in [read.unwrap_err(), reports.unwrap_err()] {
+        let message = &refusal.message;
+        assert!(message.contains(r"\u{1b}[2Jxxx"), "{message}");
+        assert!(message.len() < 2048 && !message.contains(char::is_control), "{message}");
+    }
 }
 
 /// The node has no state to report, and says so to each.

@@ -5,10 +5,10 @@
 use proptest::{collection::vec, option, prelude::*};
 
 use super::*;
-use crate::pcapng::{self, Direction, Interface, Section, Writer};
+use crate::pcapng::{self, Direction, Interface, InterfaceId, Section, Writer};
 
 /// A stream: two interfaces, one packet with these bytes for each, and counters; then names and a note.
-fn stream(packet: &[u8]) -> Vec<u8> {
+fn stream(bytes: &[u8]) -> Vec<u8> {
     let mut out = Vec::new();
     let mut writer = Writer::begin(&mut out, &Section { comment: Some("a comment"), ..Section::default() });
     for name in ["shop/web eth0", "shop/db eth0"] {
@@ -20,16 +20,7 @@ fn stream(packet: &[u8]) -> Vec<u8> {
             ..Interface::default()
         };
         let interface = writer.interface(&mut out, &interface);
-        let packet = pcapng::Packet {
-            interface,
-            time_ns: 1_795_305_601_123_456_789,
-            bytes: packet,
-            len: packet.len() as u32,
-            direction: Some(Direction::Inbound),
-            lost: None,
-            comment: None,
-        };
-        packet.write(&mut out);
+        packet(interface, bytes).write(&mut out);
         let counters = pcapng::Statistics {
             interface,
             time_ns: 5 << 33,
@@ -46,6 +37,18 @@ fn stream(packet: &[u8]) -> Vec<u8> {
     named_addresses().write(&mut out);
     pcapng::note(&mut out, NOTE_JSON);
     out
+}
+
+fn packet(interface: InterfaceId, bytes: &[u8]) -> pcapng::Packet<'_> {
+    pcapng::Packet {
+        interface,
+        time_ns: 1_795_305_601_123_456_789,
+        bytes,
+        len: bytes.len() as u32,
+        direction: Some(Direction::Inbound),
+        lost: None,
+        comment: None,
+    }
 }
 
 const NOTE_JSON: &str = r#"{"pod":"shop/db","reason":"OptedOut","message":"not mirrored"}"#;
@@ -102,6 +105,43 @@ fn a_block_beyond_the_bound_is_refused_at_its_head() {
         blocks.push(&[kind.to_le_bytes(), (MOST as u32 + 4).to_le_bytes()].concat());
         assert!(blocks.pop().is_err());
     }
+}
+
+/// One such block would make the file of all nodes unreadable.
+#[test]
+fn a_damaged_packet_ends_its_stream() {
+    let written = |packet: pcapng::Packet<'_>| {
+        let mut block = Vec::new();
+        packet.write(&mut block);
+        block
+    };
+    let pop = |block: &[u8]| {
+        let mut blocks = Blocks::default();
+        blocks.push(block);
+        blocks.pop()
+    };
+    let interface = InterfaceId::at(0);
+    let whole = pcapng::Packet { lost: Some(3), comment: Some("text"), ..packet(interface, b"a packet") };
+    let whole = written(whole);
+    assert!(matches!(pop(&whole), Ok(Some(Block::Packet(_)))));
+    // The captured length, the length of the comment, the code and the length of the direction, and the last length.
+    for place in [20..24, 38..40, 44..46, 46..48, whole.len() - 4..whole.len()] {
+        let mut damaged = whole.clone();
+        damaged[place.clone()].fill(0xff);
+        assert!(pop(&damaged).is_err(), "{place:?}");
+    }
+    // A direction without a value, and its bytes as an empty comment.
+    let mut damaged = whole;
+    damaged[46] = 0;
+    assert!(pop(&damaged).is_err());
+    let mut long = written(packet(interface, &vec![7; MAX_CAPTURED]));
+    assert!(matches!(pop(&long), Ok(Some(Block::Packet(_)))));
+    long.splice(28..28, [7; 4]);
+    for place in [4, 20, long.len() - 4] {
+        let length = word(&long, place).unwrap() + 4;
+        long[place..place + 4].copy_from_slice(&length.to_le_bytes());
+    }
+    assert!(pop(&long).is_err());
 }
 
 proptest! {

@@ -149,13 +149,67 @@ fn a_table_has_a_row_for_each_nic_and_each_pod() {
 
 #[test]
 fn an_answer_is_bounded() {
-    let long = not_mirrored(None, &"x".repeat(MOST_BYTES / 3));
     for is_table in [false, true] {
         let mut answer = answer(is_table, false);
-        let mut add = || answer.add("a", report("web", &[], slice::from_ref(&long)));
-        let outcomes = [add(), add(), add()].map(|outcome| outcome.map_err(|refusal| refusal.code));
-        assert_eq!(outcomes, [Ok(()), Ok(()), Err(413)]);
+        answer.add("a", report("web", &[], &[])).unwrap();
+        // The reports about many other pods.
+        answer.bytes = MOST_BYTES;
+        assert_eq!(answer.add("b", report("db", &[], &[])).unwrap_err().code, 413);
     }
+}
+
+/// A stranger can speak for a node. Other nodes' reports still have room in the answer.
+#[test]
+fn the_report_of_a_node_is_bounded() {
+    let long = "é".repeat(1 << 19);
+    let mut nics = vec![nic("eth0", &vec![mirror("default", 7, 1); 100]); 100];
+    nics[0].egress.as_mut().unwrap().message.clone_from(&long);
+    // The NIC has no row, so all rows have the reason.
+    let mut problems = vec![not_mirrored(Some("net1"), "NoPeer"); 1000];
+    problems[0].message.clone_from(&long);
+    let hostile = PodReport { explanation: Some(long), ..report("web", &nics, &problems) };
+    for is_table in [false, true] {
+        let mut answer = answer(is_table, false);
+        for _ in 0..3 {
+            answer.add("a", hostile.clone()).unwrap();
+        }
+        let parts: usize = answer.parts.values().map(String::len).sum();
+        assert_eq!(answer.bytes, parts, "the first counts");
+        assert!(parts < 1 << 20, "{parts}");
+        let text = answer.text(None).unwrap();
+        if is_table {
+            let table: Value = from_str(&text).unwrap();
+            assert_eq!(table["rows"].as_array().unwrap().len(), MOST_NICS);
+            assert!(table["rows"][0]["cells"][10].as_str().unwrap().ends_with('…'));
+        } else {
+            let report = from_str::<PodReportList>(&text).unwrap().items.remove(0);
+            let lengths = (report.nics.len(), report.nics[0].mirrors.len(), report.not_mirrored.len());
+            assert_eq!(lengths, (MOST_NICS, MAX_SESSIONS_PER_TAP, MOST_PROBLEMS));
+            let cut = |bytes: usize| "é".repeat(bytes / 2) + "…";
+            assert_eq!(report.nics[0].egress.as_ref().unwrap().message, cut(MOST_TEXT));
+            assert_eq!(report.not_mirrored[0].message, cut(MOST_TEXT));
+            assert_eq!(report.explanation, Some(cut(MOST_EXPLANATION)));
+        }
+    }
+}
+
+#[test]
+fn answers_to_slow_clients_have_a_bound_together() {
+    static ROOM: Semaphore = Semaphore::const_new(10);
+    let answer = |length: usize| unsent("x".repeat(length), &ROOM);
+    let is_refused = |length: usize| {
+        let refusal = answer(length).unwrap_err();
+        assert_eq!((refusal.code, refusal.retry), (429, Some(5)));
+    };
+    let (first, second) = (answer(7).unwrap(), answer(3).unwrap());
+    is_refused(1);
+    // One byte of the first answer is left to be sent.
+    let rest = first.slice(6..);
+    drop((first, second));
+    assert_eq!((answer(3).unwrap().len(), &rest[..]), (3, &b"x"[..]));
+    is_refused(4);
+    drop(rest);
+    assert_eq!(answer(10).unwrap().len(), 10);
 }
 
 #[test]
