@@ -14,14 +14,14 @@ use mirror_core::status::{columns, printable};
 use serde::Serialize;
 
 use self::judge::{Finding, Level};
-use crate::{cli::CheckArgs, cluster::Cluster, print, screen::object};
+use crate::{cluster::Cluster, print, screen};
 
 /// Prints the findings. Returns 1 if one is a failure.
-pub(crate) async fn check(args: CheckArgs, cluster: &Cluster) -> anyhow::Result<ExitCode> {
+pub(crate) async fn check(output: Option<screen::Output>, cluster: &Cluster) -> anyhow::Result<ExitCode> {
     let facts = read::facts(cluster).await;
     let report =
         Report::of(facts.map_or_else(|why| vec![judge::unreachable(&why)], |of| judge::findings(&of)));
-    print(&args.output.map_or_else(|| Ok(report.table()), |output| object(&report, &output))?)?;
+    print(&output.map_or_else(|| Ok(report.table()), |output| screen::object(&report, &output))?)?;
     Ok(report.exit_code())
 }
 
@@ -49,16 +49,12 @@ impl Report {
         let name = |level: Level| format!("{level:?}").to_uppercase();
         let row = |of: &Finding| vec![of.check.to_owned(), name(of.result), of.found.clone()];
         rows.extend(self.findings.iter().map(row));
-        let table = columns(&rows);
         let todo = self.findings.iter().map(|finding| finding.todo.as_str());
-        let mut text = String::new();
-        for (line, todo) in table.lines().zip([""].into_iter().chain(todo)) {
-            text += &format!("{line}\n");
-            if !todo.is_empty() {
-                text += &format!("  -> {}\n", printable(todo));
-            }
-        }
-        text
+        let line = |(line, todo): (&str, &str)| match todo {
+            "" => format!("{line}\n"),
+            todo => format!("{line}\n  -> {}\n", printable(todo)),
+        };
+        columns(&rows).lines().zip([""].into_iter().chain(todo)).map(line).collect()
     }
 }
 

@@ -57,7 +57,11 @@ pub(crate) enum Command {
     Top(TopArgs),
     /// Check whether podmirror can run on this cluster, or whether it works: the server, the nodes, the
     /// network, the CRDs, your permissions, the agents, the targets. Exits with 1 if it does not work.
-    Check(CheckArgs),
+    Check {
+        /// Output format [default: a table].
+        #[arg(long, short, value_parser = Formats(&["json", "yaml", JSONPATH]))]
+        output: Option<Output>,
+    },
     /// Write the manual pages, one for each command.
     #[command(hide = true)]
     Man {
@@ -210,13 +214,6 @@ pub(crate) struct TopArgs {
     /// Maximum number of NICs in the table: those with the most traffic.
     #[arg(long, value_name = "N", default_value_t = 40)]
     pub(crate) rows: usize,
-}
-
-#[derive(Debug, Args)]
-pub(crate) struct CheckArgs {
-    /// Output format [default: a table].
-    #[arg(long, short, value_parser = Formats(&["json", "yaml", JSONPATH]))]
-    pub(crate) output: Option<Output>,
 }
 
 /// How much of a change is done.

@@ -95,7 +95,7 @@ fn execute(cli: Cli) -> anyhow::Result<ExitCode> {
             Explain(args) => explain::explain(args, &cluster).await?,
             Coverage(args) => coverage::coverage(args, &cluster).await?,
             Top(args) => top::top(args, &cluster).await?,
-            Command::Check(args) => return check::check(args, &cluster).await,
+            Command::Check { output } => return check::check(output, &cluster).await,
             Command::Man { .. } => {}
         }
         Ok(ExitCode::SUCCESS)

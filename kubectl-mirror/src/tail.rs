@@ -216,7 +216,7 @@ impl<'c> Tail<'c> {
                 }
             }
             What::Blocks(blocks) => {
-                source.course.read(Timestamp::now());
+                source.course.read(&blocks, Timestamp::now());
                 blocks.into_iter().for_each(|block| self.take_block(id, block));
             }
             What::Ended(ended) => self.ended(id, ended),

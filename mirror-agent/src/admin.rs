@@ -19,7 +19,7 @@ use hyper_util::rt::TokioIo;
 use tokio::{net::TcpStream, sync::watch, time::timeout};
 use tracing::{debug, error, info};
 
-use crate::{accept, metrics};
+use crate::{accept, metrics, told::is_news};
 
 /// Maximum number of concurrent connections.
 const CONNECTIONS: usize = 32;
@@ -47,7 +47,7 @@ pub async fn run(address: SocketAddr, admin: Admin, trouble: watch::Sender<Optio
         let why = format!(
             "cannot listen on {address}: {error}; choose another --listen, or switch it off with --listen ''"
         );
-        if trouble.send_if_modified(|told| told.replace(why.clone()).as_ref() != Some(&why)) {
+        if trouble.send_if_modified(|told| is_news(told, &why)) {
             error!(
                 error = why,
                 "health, readiness and metrics are not served; mirroring continues, and the agent retries"

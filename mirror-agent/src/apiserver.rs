@@ -36,6 +36,10 @@ use hyper::{
 use hyper_util::rt::{TokioIo, TokioTimer};
 use kube::Client;
 use mirror_api::packets::{GROUP, VERSION};
+use nix::sys::socket::{
+    setsockopt,
+    sockopt::{KeepAlive, TcpKeepIdle, TcpKeepInterval, TcpUserTimeout},
+};
 use rustls::{ServerConfig, pki_types::CertificateDer, version::TLS13};
 use serde_json::{Value, json};
 use tokio::{
@@ -65,6 +69,9 @@ const NEW_AGENTS: usize = 1024;
 const HEADERS: usize = 1024;
 /// The time without a request after which a connection is closed. kube-apiserver closes it before, after 90 s.
 const IDLE: Duration = Duration::from_secs(120);
+/// The seconds after which the kernel closes the connection of a client that acknowledges nothing, and from Linux 5.11
+/// on also of one that has no room for more. A request gives up such a client before, so that the log has the reason.
+const SILENCE: u32 = 90;
 /// Timeout for requests to end at the end of the server.
 const LAST_WORDS: Duration = Duration::from_secs(5);
 
@@ -267,12 +274,22 @@ async fn serve_at<F>(
         async move {
             // Otherwise the kernel would hold back a block that soon follows another one.
             let _ = stream.set_nodelay(true);
+            let _ = close_if_silent(&stream);
             if let Ok(Ok(stream)) = timeout(PATIENCE, tls.accept(stream)).await {
                 attend(stream).await;
             }
         }
     };
     accept::of_anybody(listener, most, flag, meet).await;
+}
+
+/// Lets the kernel close a connection after [`SILENCE`]. hyper cannot: while it waits to write, it does not notice that
+/// a request has ended, and while there is nothing to write, that the client's machine is off.
+fn close_if_silent(stream: &TcpStream) -> nix::Result<()> {
+    setsockopt(stream, KeepAlive, &true)?;
+    setsockopt(stream, TcpKeepIdle, &(SILENCE / 3))?;
+    setsockopt(stream, TcpKeepInterval, &(SILENCE / 3))?;
+    setsockopt(stream, TcpUserTimeout, &(SILENCE * 1000))
 }
 
 /// Serves a client: kube-apiserver in a task of its own until the connection ends, and others for a short time.

@@ -14,7 +14,7 @@ use anyhow::bail;
 
 use clap::{
     Args, Parser, Subcommand, ValueEnum,
-    builder::{NonEmptyStringValueParser, PossibleValue, PossibleValuesParser, TypedValueParser},
+    builder::{NonEmptyStringValueParser, PossibleValuesParser, TypedValueParser},
 };
 use mirror_core::{
     destination::{Destination, device_name, parse_target},
@@ -30,7 +30,7 @@ pub use self::{
 };
 use self::{boolean::Boolean as _, capture::pod};
 use crate::{
-    dataplane::hooks::AttachMode,
+    dataplane::hooks::{AttachMode, Method},
     model::{Directions, TargetName},
 };
 
@@ -73,11 +73,16 @@ pub enum Command {
     /// Show taps, sessions and counters; works with or without a running agent.
     Status(StatusArgs),
     /// Ask a running agent or controller whether it is ready: exit code 0 if it is, otherwise 1 with the reason.
-    Ready(ReadyArgs),
+    Ready {
+        /// Address of the agent or controller, as in its own --listen.
+        #[arg(long, env = "PODMIRROR_LISTEN", value_name = "ADDR", default_value = DEFAULT_LISTEN)]
+        listen: SocketAddr,
+    },
     /// Detach and unpin everything of podmirror; delete the mirror interface if podmirror created it.
-    Cleanup(CleanupArgs),
+    Cleanup(StateArgs),
     /// Work with filters.
-    Filter(FilterArgs),
+    #[command(subcommand)]
+    Filter(FilterCommand),
     /// Explain whether, how and why a pod of this node is mirrored.
     Explain(ExplainArgs),
     /// Print the reference of flags and annotations, in Markdown.
@@ -129,7 +134,7 @@ pub struct MirrorArgs {
     pub when_read: bool,
     /// How the tap programs are attached: tcx as TCX links, which need Linux 6.6; clsact as filters of the clsact
     /// qdisc; auto with TCX where the kernel has it, otherwise with clsact.
-    #[arg(long, env = "PODMIRROR_ATTACH", value_enum, default_value = "auto")]
+    #[arg(long, env = "PODMIRROR_ATTACH", value_parser = attach_mode(), default_value = "auto")]
     pub attach: AttachMode,
 }
 
@@ -251,20 +256,14 @@ pub enum PodSideTaps {
     Off,
 }
 
-/// Where the agent listens for HTTP.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Listen {
-    /// Nowhere.
-    Off,
-    /// At this address.
-    At(SocketAddr),
-}
+/// Where the agent listens for HTTP; `None`: nowhere.
+pub type Listen = Option<SocketAddr>;
 
 fn listen(text: &str) -> Result<Listen, String> {
     if text.is_empty() {
-        return Ok(Listen::Off);
+        return Ok(None);
     }
-    text.parse().map(Listen::At).map_err(|_| {
+    text.parse().map(Some).map_err(|_| {
         format!("use an IP address and a port as in {DEFAULT_LISTEN}, or an empty value to disable it")
     })
 }
@@ -299,30 +298,6 @@ pub struct StatusArgs {
     #[command(flatten)]
     #[expect(missing_docs, reason = "as above")]
     pub state: StateArgs,
-}
-
-/// `mirror-agent ready`.
-#[derive(Debug, Args)]
-pub struct ReadyArgs {
-    /// Address of the agent or controller, as in its own --listen.
-    #[arg(long, env = "PODMIRROR_LISTEN", value_name = "ADDR", default_value = DEFAULT_LISTEN)]
-    pub listen: SocketAddr,
-}
-
-/// `mirror-agent cleanup`.
-#[derive(Debug, Args)]
-pub struct CleanupArgs {
-    #[command(flatten)]
-    #[expect(missing_docs, reason = "as above")]
-    pub state: StateArgs,
-}
-
-/// `mirror-agent filter`.
-#[derive(Debug, Args)]
-pub struct FilterArgs {
-    /// What to do.
-    #[command(subcommand)]
-    pub command: FilterCommand,
 }
 
 /// What can be done with a filter.
@@ -370,18 +345,11 @@ pub enum OutputFormat {
     Json,
 }
 
-impl ValueEnum for AttachMode {
-    fn value_variants<'a>() -> &'a [Self] {
-        &[Self::Auto, Self::Tcx, Self::Clsact]
-    }
-
-    fn to_possible_value(&self) -> Option<PossibleValue> {
-        Some(match self {
-            Self::Auto => PossibleValue::new("auto"),
-            Self::Tcx => PossibleValue::new("tcx"),
-            Self::Clsact => PossibleValue::new("clsact"),
-        })
-    }
+/// The ways to attach the tap programs by their names.
+fn attach_mode() -> impl TypedValueParser<Value = AttachMode> {
+    let methods = [Method::Tcx, Method::Clsact];
+    PossibleValuesParser::new(["auto"].into_iter().chain(methods.map(Method::name)))
+        .map(move |name| methods.into_iter().find(|method| method.name() == name))
 }
 
 /// The name of a target.

@@ -25,7 +25,7 @@ use tokio::signal::unix::{SignalKind, signal};
 
 use crate::{
     cli::{Cli, Command, LogFormat, MirrorArgs},
-    mirror_iface::MirrorIfaces,
+    mirror_iface::{MirrorIface, MirrorIfaces},
 };
 
 /// Runs the command that was typed.
@@ -46,7 +46,7 @@ pub fn execute(cli: Cli) -> anyhow::Result<()> {
             Command::Controller(args) => controller::controller(args).await,
             Command::Apiserver(args) => apiserver::apiserver(args).await,
             Command::Status(args) => status::status(args).await,
-            Command::Ready(args) => ready::ready(args).await,
+            Command::Ready { listen } => ready::ready(listen).await,
             Command::Cleanup(args) => cleanup::cleanup(args).await,
             Command::Filter(args) => filter::filter(args),
             Command::Explain(args) => status::explain(args).await,
@@ -76,7 +76,8 @@ fn log_to_stderr(format: LogFormat, filter: &str) -> anyhow::Result<()> {
 
 /// How missing mirror interfaces are created.
 fn mirrors(args: &MirrorArgs) -> MirrorIfaces {
-    MirrorIfaces::new(args.mirror_iface_mtu, args.mirror_offloads).when_read(args.when_read)
+    let template = MirrorIface::new("", args.mirror_iface_mtu).offloads(args.mirror_offloads);
+    MirrorIfaces::new(template.when_read(args.when_read))
 }
 
 fn print(text: &str) -> anyhow::Result<()> {

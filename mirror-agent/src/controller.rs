@@ -30,8 +30,7 @@ use kube::{
     discovery::ApiResource,
     runtime::{
         WatchStreamExt as _,
-        utils::Backoff as _,
-        watcher::{self, Config, DefaultBackoff, Event},
+        watcher::{self, Config, Event},
     },
 };
 use mirror_api::{ClusterMirror, Mirror, MirrorNode, MirrorTarget, sum::Asked};
@@ -48,10 +47,12 @@ use self::{
     lease::Lease,
 };
 use crate::{
-    events::message::{Message, Reporter},
+    backoff::Backoff,
+    events::message::Message,
     metrics::controller::ControllerMetrics,
     model,
     pods::kube::{Kind, ResourceObject},
+    told::is_news,
 };
 
 /// The field manager of server-side apply, and `reportingController` of the Events.
@@ -59,6 +60,8 @@ const MANAGER: &str = "podmirror-controller";
 const REPORTER: &str = "podmirror.io/controller";
 /// Timeout for the API server.
 const PATIENCE: Duration = Duration::from_secs(10);
+/// The pauses after writes that the API server did not answer, or refused.
+const RETRY: Backoff = Backoff::new(Duration::from_secs(1), Duration::from_secs(30));
 /// Interval for updating the metrics.
 const TICK: Duration = Duration::from_secs(10);
 /// Duration of a watch, in seconds.
@@ -210,10 +213,9 @@ async fn follow<K>(
             Ok(event) => event,
             Err(error) => {
                 metrics.watch_restart(&plural);
-                let error = Some(mirror_client::in_words(&error));
-                if told != error {
+                let error = mirror_client::in_words(&error);
+                if is_news(&mut told, &error) {
                     warn!(%kind, error, "cannot watch these objects; the controller retries");
-                    told = error;
                 }
                 continue;
             }
@@ -266,7 +268,7 @@ async fn write<S>(client: &Client, book: &RefCell<Book<S>>, holder: &str, metric
 where
     S: Summed<Status: Serialize>,
 {
-    let mut backoff = DefaultBackoff::default();
+    let mut backoff = RETRY;
     loop {
         let began = Instant::now();
         let due = book.borrow_mut().due(began, Timestamp::now());
@@ -294,9 +296,9 @@ where
             }
         };
         if is_away {
-            sleep(backoff.next().unwrap_or(PATIENCE)).await;
+            sleep(backoff.pause()).await;
         } else {
-            backoff.reset();
+            backoff = RETRY;
         }
     }
 }
@@ -335,8 +337,7 @@ async fn post<S: Summed>(client: &Client, kind: &ApiResource, write: &Write<S>, 
     for (is_warning, reason, note) in S::said(write.before.as_ref(), &write.status) {
         let (about, note) = (about.clone(), note.to_owned());
         let message = Message { about, is_warning, reason: reason.to_owned(), note };
-        let by = Reporter { controller: REPORTER, instance: holder };
-        let error = match timeout(PATIENCE, message.post(client, by)).await {
+        let error = match timeout(PATIENCE, message.post(client, REPORTER, holder)).await {
             Ok(Ok(())) => continue,
             Ok(Err(error)) => mirror_client::in_words(&error),
             Err(_) => "no answer".to_owned(),

@@ -29,6 +29,7 @@ use mirror_common::verdict::Direction;
 use mirror_core::coverage::Count;
 use tokio::time::Instant;
 
+pub(crate) use self::meters::now_ns;
 use crate::model::{Actual, Device, IfIndex, Op};
 
 /// The number of packets and bytes that a session of a tap has seen.

@@ -23,14 +23,14 @@ use tokio::time::{Instant, sleep_until, timeout};
 use tracing::debug;
 
 use self::{
-    message::{Message, Reporter, digest, refresh},
+    message::{Message, digest, refresh},
     news::News,
     outbox::{Outbox, Outcome, Post},
 };
 use crate::{
     model::PodId,
     report::{Report, Reports},
-    select::{Attachment, Skipped, Why},
+    select::{Attachment, BadAnnotation, Skipped, Why},
 };
 
 /// `reportingController` of the agent's Events.
@@ -127,10 +127,11 @@ async fn due(next: Option<(Fact, Post, Option<Instant>)>) -> (Fact, Post) {
 async fn post_one(client: &Client, fact: &Fact, post: Post, node: &str) -> Outcome {
     let api = Api::<Event>::namespaced(client.clone(), &fact.pod.namespace);
     let message = fact.message();
-    let by = Reporter { controller: CONTROLLER, instance: node };
     let posted = async {
         match post {
-            Post::Create => api.create(&PostParams::default(), &message.event(by)).await.map(|_| 1),
+            Post::Create => {
+                api.create(&PostParams::default(), &message.event(CONTROLLER, node)).await.map(|_| 1)
+            }
             Post::Refresh { count } => refresh(&api, &message.name(), count).await,
         }
     };
@@ -235,7 +236,7 @@ fn tellable(report: &Report) -> BTreeSet<Fact> {
     let bad = report.bad.iter().map(|bad| Fact {
         pod: bad.pod.clone(),
         is_news: false,
-        reason: "BadAnnotation",
+        reason: BadAnnotation::REASON,
         note: bad.to_string(),
     });
     let mut facts: BTreeSet<_> = skipped.chain(bad).collect();

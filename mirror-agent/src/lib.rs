@@ -32,6 +32,7 @@ pub mod readers;
 pub mod reconcile;
 pub mod recording;
 pub mod report;
+mod told;
 pub mod when_read;
 
 use mirror_core::{annotations, filter, mirror_iface, model, plan, select, settings};

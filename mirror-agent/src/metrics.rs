@@ -254,27 +254,7 @@ fn register_report(
     scrape: &mut Scrape,
 ) -> prometheus::Result<()> {
     let (mirrored, copied) = (mirrored(taps), copied_directions(taps));
-    let Report {
-        at: _,
-        is_listed: _,
-        is_reconciled: _,
-        wanted,
-        attached,
-        skipped,
-        bad,
-        failures,
-        rings: _,
-        unreached: _,
-        unwritten: _,
-        down: _,
-        pods: _,
-        readers: _,
-        coverage,
-        resources: _,
-        targets: _,
-        mirrors: _,
-        found: _,
-    } = report;
+    let Report { wanted, attached, skipped, bad, failures, coverage, .. } = report;
     gauge(registry, "podmirror_taps_desired", "NICs that should have a tap.", *wanted)?;
     gauge(
         registry,

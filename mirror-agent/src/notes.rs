@@ -4,21 +4,20 @@
 //! client cannot send a request or change anything. Served by `cmd::run` and `cmd::attach`, read by `cmd::status`.
 
 use std::{
+    fmt::Display,
     io::{ErrorKind, Read as _},
     os::unix::net::{UnixListener, UnixStream},
     time::{Duration, Instant},
 };
 
-use mirror_core::status::{
-    BadAnnotation, DirectionCoverage, KnownPod, NicCoverage, NotAsked, NotMirrored, Notes, Unreached,
-};
+use mirror_core::status::{DirectionCoverage, Finding, KnownPod, NicCoverage, Notes};
 use tokio::{io::AsyncWriteExt as _, sync::watch, time::timeout};
 
 use crate::{
     accept,
     model::PodId,
     report::{Judged, Report, Reports},
-    select::Unasked,
+    select::{BadAnnotation, Skipped, Unasked},
 };
 
 /// Timeout for the other side.
@@ -28,29 +27,31 @@ const MOST_BYTES: usize = 16 << 20;
 
 impl From<&Report> for Notes {
     fn from(report: &Report) -> Self {
-        let not_mirrored = report.skipped.iter().map(|skipped| NotMirrored {
-            pod: skipped.pod.as_ref().map(ToString::to_string),
-            nic: skipped.nic.clone(),
-            mirror: skipped.mirror.as_ref().map(ToString::to_string),
-            reason: skipped.why.name().to_owned(),
-            message: skipped.why.to_string(),
-            remedy: skipped.why.remedy().to_owned(),
-        });
-        let not_asked = |pod: &PodId, why: Unasked| NotAsked {
-            reason: why.name().to_owned(),
-            message: why.to_string(),
-            remedy: why.remedy(pod),
+        let finding = |reason: &str, message: &dyn Display, remedy: &str| Finding {
+            reason: reason.to_owned(),
+            message: message.to_string(),
+            remedy: remedy.to_owned(),
+            ..Finding::default()
         };
+        let not_mirrored = report.skipped.iter().map(|Skipped { pod, nic, mirror, why }| Finding {
+            pod: pod.as_ref().map(ToString::to_string),
+            nic: nic.clone(),
+            mirror: mirror.as_ref().map(ToString::to_string),
+            ..finding(why.name(), why, why.remedy())
+        });
         let known = |(pod, why): (&PodId, &Option<Unasked>)| KnownPod {
             pod: pod.to_string(),
-            not_asked: why.map(|why| not_asked(pod, why)),
+            not_asked: why.map(|why| finding(why.name(), &why, &why.remedy(pod))),
         };
         let pods = report.pods.as_ref().map(|pods| pods.iter().map(known).collect());
-        let bad = report.bad.iter();
-        let bad = bad.map(|bad| BadAnnotation { pod: bad.pod.to_string(), message: bad.to_string() });
-        let unreached = report.unreached.iter();
-        let unreached =
-            unreached.map(|(target, why)| Unreached { target: target.to_string(), message: why.clone() });
+        let bad = report.bad.iter().map(|bad| Finding {
+            pod: Some(bad.pod.to_string()),
+            ..finding(BadAnnotation::REASON, bad, BadAnnotation::REMEDY)
+        });
+        let unreached = report.unreached.iter().map(|(target, why)| Finding {
+            target: Some(target.to_string()),
+            ..finding("TargetDown", why, "")
+        });
         let coverage = report.coverage.values().map(|of| {
             let [ingress, egress] = of.directions.each_ref().map(DirectionCoverage::from);
             let (pod, nic, device) = (of.pod.to_string(), of.nic.clone(), of.device.clone());
@@ -130,7 +131,7 @@ mod tests {
     use std::{io::Write as _, sync::Arc};
 
     use super::*;
-    use crate::select::{Skipped, Why};
+    use crate::select::Why;
 
     #[test]
     fn what_is_read_is_bounded_in_time_and_length() {
@@ -184,21 +185,21 @@ mod tests {
         serve(UnixListener::bind(&path).unwrap(), reports, trouble.subscribe()).unwrap();
         let expected = Notes {
             unreached_targets: Vec::new(),
-            not_mirrored: vec![NotMirrored {
+            not_mirrored: vec![Finding {
                 pod: Some("shop/web".into()),
-                nic: None,
-                mirror: None,
                 reason: "HostNetwork".into(),
                 message: Why::HostNetwork { is_asked: true }.to_string(),
                 remedy: Why::HostNetwork { is_asked: true }.remedy().into(),
+                ..Finding::default()
             }],
             pods: Some(vec![
                 KnownPod {
                     pod: "shop/db".into(),
-                    not_asked: Some(NotAsked {
+                    not_asked: Some(Finding {
                         reason: "NoRequest".into(),
                         message: Unasked::NoRequest.to_string(),
                         remedy: Unasked::NoRequest.remedy(&db),
+                        ..Finding::default()
                     }),
                 },
                 KnownPod { pod: "shop/web".into(), not_asked: None },

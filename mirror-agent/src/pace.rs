@@ -1,10 +1,19 @@
-//! [`Pace`]: a rate limit for writes to the API server: immediate while changes are rare, at intervals otherwise.
+//! [`Pace`]: a rate limit for writes to the API server: immediate while changes are rare, at intervals otherwise. A
+//! token bucket. [`rest`]: the pause after work that is repeated for ever.
 //!
-//! A token bucket. Pure.
+//! Pure.
 
 use std::time::Duration;
 
 use tokio::time::Instant;
+
+/// The longest [`rest`].
+const LONGEST: Duration = Duration::from_secs(30);
+
+/// The pause after work that took this long. It takes at most about 1 % of the time, however much there is to do.
+pub(crate) fn rest(took: Duration, shortest: Duration) -> Duration {
+    (took * 100).clamp(shortest, LONGEST)
+}
 
 /// The rate limit of the writes of one object.
 #[derive(Debug, Clone, Copy)]

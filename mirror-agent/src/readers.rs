@@ -69,7 +69,7 @@ use tokio_rustls::TlsConnector;
 use tracing::{info, warn};
 
 use self::serve::Node;
-use crate::{backoff::Backoff, report::Reports};
+use crate::{backoff::Backoff, report::Reports, told::is_news};
 
 /// The protocol after the upgrade, with its version. A server takes this one and, once there is one, the one before.
 pub(crate) const PROTOCOL: &str = "podmirror-packets/1";
@@ -135,10 +135,9 @@ async fn follow(dial: &Arc<Dial>) {
             Ok(Event::Init) => {}
             Ok(_) => told = None,
             Err(error) => {
-                let error = Some(mirror_client::in_words(&error));
-                if told != error {
+                let error = mirror_client::in_words(&error);
+                if is_news(&mut told, &error) {
                     warn!(error, "cannot find the servers of packets; the agent retries");
-                    told = error;
                 }
             }
         }
@@ -193,9 +192,8 @@ impl Dial {
             if begun.elapsed() > LONGEST_PAUSE {
                 backoff = RETRY;
             }
-            if told.as_ref() != Some(&error) {
+            if is_news(&mut told, &error) {
                 warn!(%server, error, "no connection to a server of packets; the agent retries");
-                told = Some(error);
             }
             sleep(backoff.pause()).await;
         }

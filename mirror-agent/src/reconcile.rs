@@ -32,6 +32,7 @@ use tokio::{sync::watch, time::Instant};
 use tracing::trace;
 
 use crate::{
+    backoff::Backoff,
     cpu,
     dataplane::Dataplane,
     links::LinkTable,
@@ -47,8 +48,9 @@ use crate::{
 const COALESCE: Duration = Duration::from_millis(10);
 /// The longest time that events wait after a round with a failure.
 const PATIENCE: Duration = Duration::from_secs(1);
-/// The first and the longest wait after a round with a failure. The wait doubles in between.
-const RETRY: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(30));
+/// The wait after the first failure, and the waits after failures in a row.
+const AGAIN: Duration = Duration::from_millis(100);
+const RETRY: Backoff = Backoff::new(AGAIN, Duration::from_secs(30));
 
 /// The programs that currently read packets (streams and captures).
 pub type Reading = watch::Receiver<Arc<Readers>>;
@@ -92,7 +94,7 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
             pace: Pace::default(),
             is_behind: false,
             woken: None,
-            report: watch::Sender::new(Arc::default()),
+            report: watch::Sender::new(Arc::new(Report { at: Some(Instant::now()), ..Report::default() })),
             metrics,
         }
     }
@@ -110,13 +112,15 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
     /// exist. Later problems are logged and retried.
     pub async fn run(&mut self, stop: impl Future<Output = ()>) -> anyhow::Result<()> {
         tokio::pin!(stop);
-        let mut backoff = RETRY.0;
+        let mut backoff = RETRY;
         loop {
             let began = cpu::time();
             let is_blocked = self.round().await.map_err(|Refused(error)| error)?;
             self.pace.note(cpu::time().saturating_sub(began), Instant::now());
-            let pause = is_blocked.then_some(backoff);
-            backoff = if is_blocked { (backoff * 2).min(RETRY.1) } else { RETRY.0 };
+            let pause = is_blocked.then(|| backoff.pause());
+            if !is_blocked {
+                backoff = RETRY;
+            }
             self.memory.schedule.after(Instant::now(), pause, "an operation failed");
             if self.is_behind {
                 // Other tasks of this thread run first, and pending events are handled.
@@ -203,7 +207,7 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
         let is_success = report.is_listed && !self.is_behind && !is_blocked;
         self.metrics.round(began.elapsed(), is_success);
         self.memory.log.failures(report.failures.clone());
-        report.at = Instant::now();
+        report.at = Some(Instant::now());
         report.is_reconciled |= report.is_listed && !is_blocked && !self.is_behind;
         self.report.send_replace(Arc::new(report));
         Ok(is_blocked)

@@ -24,11 +24,11 @@ use crate::{
 /// The newest report.
 pub type Reports = watch::Receiver<Arc<Report>>;
 
-/// The result of a round.
-#[derive(Debug, Clone, PartialEq, Eq)]
+/// The result of a round. The default is the report before the first round.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Report {
-    /// When the round ended; for the initial report, when the loop was created.
-    pub at: Instant,
+    /// When the round ended; before the first round, when the loop was created, if there is one.
+    pub at: Option<Instant>,
     /// There was a complete list of pods.
     pub is_listed: bool,
     /// This round, or an earlier one, had a complete list of pods and no failure.
@@ -122,31 +122,4 @@ pub struct Judged {
     pub seen: u64,
     /// Packets that the NIC has carried since then.
     pub carried: u64,
-}
-
-/// The report before the first round.
-impl Default for Report {
-    fn default() -> Self {
-        Self {
-            at: Instant::now(),
-            is_listed: false,
-            is_reconciled: false,
-            rings: BTreeSet::new(),
-            wanted: 0,
-            attached: 0,
-            skipped: BTreeSet::new(),
-            unreached: BTreeMap::new(),
-            unwritten: BTreeMap::new(),
-            down: BTreeMap::new(),
-            pods: None,
-            coverage: BTreeMap::new(),
-            resources: Vec::new(),
-            readers: BTreeMap::new(),
-            mirrors: Mirrors::new(),
-            found: Arc::default(),
-            targets: Vec::new(),
-            bad: BTreeSet::new(),
-            failures: BTreeSet::new(),
-        }
-    }
 }

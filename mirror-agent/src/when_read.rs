@@ -13,7 +13,7 @@ use std::{
 use tracing::{info, warn};
 
 use crate::{
-    dataplane::unread::{Moment, Unread},
+    dataplane::{now_ns, unread::Unread},
     links::packet_sockets::PacketSockets,
     model::Readable,
 };
@@ -56,10 +56,10 @@ fn look(unread: &Unread, last_read: &mut BTreeMap<Readable, Instant>) -> anyhow:
         return Ok(());
     }
     // The time is read before the look: a socket opened later is found by the end of the lease.
-    let seen = Moment::now()?;
+    let seen_ns = now_ns()?;
     let sockets = PacketSockets::open_now()?;
     let without = without(last_read, &mirrors, |mirror| sockets.read(mirror), Instant::now());
-    unread.withhold(&without, seen, LEASE)
+    unread.withhold(&without, seen_ns, LEASE)
 }
 
 /// The mirror interfaces without a reader for [`LINGER`]. `last_read` has when each of them last had one; a new one

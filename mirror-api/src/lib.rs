@@ -26,7 +26,7 @@ pub use self::{
     mirror::{ClusterMirror, ClusterMirrorSpec, Direction, MAX_NAME, Mirror, MirrorSpec, TargetRef},
     node::{
         Cut, MirrorNode, MirrorNodeFields, MirrorNodeStatus, MirrorSummary, Packets, Pods, Refusal,
-        TargetSummary, Uncovered,
+        TargetSummary, Uncovered, cut,
     },
     settings::{Limits, Quantity, RateLimit, Sampling, SettingsSpec},
     status::{MirrorStatus, MirrorTargetStatus, NotReady, TargetNodes},

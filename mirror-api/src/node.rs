@@ -160,6 +160,21 @@ pub struct Refusal {
     pub message: String,
 }
 
+impl Refusal {
+    /// A refusal with a [`cut`] message.
+    pub fn new(reason: &str, message: &str) -> Self {
+        Self { reason: reason.to_owned(), message: cut(message) }
+    }
+}
+
+/// Maximum length of a message in a status, in bytes.
+pub(crate) const MOST_BYTES: usize = 512;
+
+/// Returns the beginning of a message that fits into a status.
+pub fn cut(message: &str) -> String {
+    message[..message.floor_char_boundary(MOST_BYTES)].to_owned()
+}
+
 /// Pods counts pods.
 #[derive(Serialize, Deserialize, JsonSchema, Debug, Clone, Copy, Default, PartialEq)]
 #[serde(rename_all = "camelCase")]

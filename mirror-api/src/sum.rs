@@ -17,7 +17,7 @@ use k8s_openapi::{
     jiff::{SignedDuration, Timestamp},
 };
 
-use crate::{MirrorStatus, MirrorSummary, Packets, Pods, Refusal, Uncovered};
+use crate::{MirrorStatus, MirrorSummary, Packets, Pods, Refusal, Uncovered, node::MOST_BYTES};
 
 /// A report that is older is stale. Agents repeat their reports three times as often.
 pub const STALE: SignedDuration = SignedDuration::from_mins(15);
@@ -43,8 +43,6 @@ pub fn is_renewed(before: Option<&Time>, now: Option<&Time>) -> bool {
 
 /// Most pods in [`MirrorStatus::uncovered`].
 pub const MOST_UNCOVERED: usize = 20;
-/// Most bytes of a text that comes from a node.
-const MOST_BYTES: usize = 512;
 /// Most bytes of a word or name that comes from a node.
 const MOST_BYTES_OF_NAME: usize = 253;
 /// Most reasons in the sentence of the condition `Covered`.
@@ -214,6 +212,13 @@ fn no_nodes() -> Value {
     ("Unknown", "NoNodes".to_owned(), "no node reports on it".to_owned())
 }
 
+/// Nodes that have more objects of a kind than they can report.
+fn not_all_told(left_out: usize, kind: &str) -> Value {
+    let nodes = if left_out == 1 { "node has" } else { "nodes have" };
+    let message = format!("{left_out} {nodes} more {kind} than a MirrorNode can hold");
+    ("Unknown", "NotAllTold".to_owned(), message)
+}
+
 /// Nodes with a stale report: their agents are dead, or their clocks wrong.
 fn report_stale<R>(stale: &ByNode<'_, R>) -> Value {
     let have = if stale.len() == 1 { "node has" } else { "nodes have" };
@@ -311,9 +316,7 @@ impl<'r> Sums<'r> {
             return report_stale(stale);
         }
         if asked.left_out > 0 {
-            let nodes = if asked.left_out == 1 { "node has" } else { "nodes have" };
-            let message = format!("{} {nodes} more Mirrors than a MirrorNode can hold", asked.left_out);
-            return is("Unknown", "NotAllTold", message);
+            return not_all_told(asked.left_out, "Mirrors");
         }
         if selected == 0 {
             return is("Unknown", "NoPods", "no node reports a selected pod".to_owned());

@@ -33,12 +33,8 @@ pub(crate) struct Helper {
     token: Arc<Mutex<Token>>,
 }
 
-/// The output of a helper.
-struct Credentials {
-    token: Option<Token>,
-    /// The certificate of the client and its key, in PEM.
-    certificate: Option<[String; 2]>,
-}
+/// The output of a helper: a token, and the certificate of the client with its key, in PEM.
+type Credentials = (Option<Token>, Option<[String; 2]>);
 
 /// A token, and its expiry.
 struct Token {
@@ -55,7 +51,7 @@ impl Token {
 impl Helper {
     /// Runs the helper, and adds its certificate to the user. `None`: it has returned no token.
     pub(crate) fn start(exec: ExecConfig, user: &mut AuthInfo) -> anyhow::Result<Option<Self>> {
-        let Credentials { token, certificate } = credentials(&exec)?;
+        let (token, certificate) = credentials(&exec)?;
         if let Some(certificate) = certificate {
             let in_base64 = |pem: String| serde_json::to_value(ByteString(pem.into_bytes()));
             let [certificate, key] = certificate.map(in_base64);
@@ -70,7 +66,7 @@ impl Helper {
         let mut held = self.token.lock().await;
         if !held.is_current() {
             let exec = self.exec.clone();
-            let next = spawn_blocking(move || credentials(&exec)).await??.token;
+            let (next, _) = spawn_blocking(move || credentials(&exec)).await??;
             *held = next.context("the credential helper of the kubeconfig no longer returns a token")?;
         }
         Ok(held.header.clone())
@@ -139,5 +135,5 @@ fn read(output: &[u8]) -> anyhow::Result<Credentials> {
     let end = end.map_err(|_| anyhow!("its expirationTimestamp is not a time"))?;
     let header = text("token").map(token::header).transpose()?;
     ensure!(header.is_some() || certificate.is_some(), "it returned neither a token nor a certificate");
-    Ok(Credentials { token: header.map(|header| Token { header, end }), certificate })
+    Ok((header.map(|header| Token { header, end }), certificate))
 }

@@ -417,6 +417,20 @@ pub struct Counter {
     pub bytes: u64,
 }
 
+impl Counter {
+    /// The sum.
+    pub const fn plus(self, other: Self) -> Self {
+        let packets = self.packets.saturating_add(other.packets);
+        Self { packets, bytes: self.bytes.saturating_add(other.bytes) }
+    }
+
+    /// The difference; `None`: the other one is greater.
+    pub fn minus(self, other: Self) -> Option<Self> {
+        let packets = self.packets.checked_sub(other.packets)?;
+        Some(Self { packets, bytes: self.bytes.checked_sub(other.bytes)? })
+    }
+}
+
 /// Value of the per-CPU array map `COUNTERS`, indexed by [`Session::id`]: one [`Counter`] for each direction and
 /// verdict since the session began, and one for each direction and [`Misfit`](crate::verdict::Misfit): the number of
 /// such copies, and the bytes by which they differ.

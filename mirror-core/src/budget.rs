@@ -12,28 +12,18 @@ use crate::{
     settings::{Budget, Settings},
 };
 
-/// A session before a change.
-#[derive(Debug, Clone, Copy)]
-pub struct Before<'a> {
-    /// The session before the change.
-    pub session: &'a Session,
-    /// The limits that were written for it.
-    pub limits: Limits,
-}
-
-/// Returns the limits of `session`, for a meter with the value `meter` at `now_ns` (`CLOCK_MONOTONIC`).
+/// Returns the limits of `session`, for a meter with the value `meter` at `now_ns` (`CLOCK_MONOTONIC`). `before`: the
+/// session before the change, and the limits that were written for it.
 ///
 /// * A new session has its full budgets.
 /// * An unchanged budget continues after a change of the session. A changed or new budget starts now.
 /// * If a session has ended, the next change of its settings starts all its budgets again. Nothing else does: not a new
 ///   name of the NIC or device, nor a new agent, nor a new filter compiler.
-pub fn limits(session: &Session, before: Option<Before<'_>>, meter: &Meter, now_ns: u64) -> Limits {
+pub fn limits(session: &Session, before: Option<(&Session, Limits)>, meter: &Meter, now_ns: u64) -> Limits {
     let rate = session.settings.rate.map_or_else(Limits::default, |rate| rate.limits());
-    let goes_on = before.filter(|before| {
-        ended(&before.limits, meter, now_ns).is_none() || before.session.asks_the_same(session)
-    });
-    let old = goes_on.map_or_else(Budget::default, |before| before.session.settings.budget);
-    let kept = goes_on.map_or_else(Limits::default, |before| before.limits);
+    let goes_on = before
+        .filter(|(before, limits)| ended(limits, meter, now_ns).is_none() || before.asks_the_same(session));
+    let (old, kept) = goes_on.map(|(before, limits)| (before.settings.budget, limits)).unwrap_or_default();
     let Budget { duration, packets, bytes } = session.settings.budget;
     let end = |kept: u64, is_same: bool, used: u64, budget: Option<u64>| match budget {
         None => 0,
@@ -136,8 +126,7 @@ mod tests {
             let first = limits(&session, None, &meter, 5);
             copy(&first, &mut meter, 5, used);
             let renamed = Session { origin, ..session.clone() };
-            let before = Before { session: &session, limits: first };
-            prop_assert_eq!(limits(&renamed, Some(before), &meter, 5 + later_ns), first);
+            prop_assert_eq!(limits(&renamed, Some((&session, first)), &meter, 5 + later_ns), first);
         }
 
         #[test]
@@ -148,7 +137,7 @@ mod tests {
             let first = limits(&old, None, &meter, 5);
             copy(&first, &mut meter, 5, used);
             let had_ended = ended(&first, &meter, 6).is_some();
-            let second = limits(&new, Some(Before { session: &old, limits: first }), &meter, 6);
+            let second = limits(&new, Some((&old, first)), &meter, 6);
             let (was, is) = (old.settings.budget, new.settings.budget);
             if !had_ended {
                 if is.packets == was.packets { prop_assert_eq!(second.packets, first.packets); }
@@ -206,7 +195,7 @@ mod tests {
         let (meter, old) = (Meter::default(), with(1, Directions::Both));
         let first = limits(&old, None, &meter, 1);
         assert_eq!(ended(&first, &meter, 1_000_001), Some(Ended::Duration));
-        let before = Some(Before { session: &old, limits: first });
+        let before = Some((&old, first));
         assert_eq!(limits(&old, before, &meter, 2_000_000).ends_ns, 1_000_001);
         let changed = limits(&with(1, Directions::Egress), before, &meter, 2_000_000);
         assert_eq!(changed.ends_ns, 3_000_000);

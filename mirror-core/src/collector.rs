@@ -5,57 +5,23 @@
 //! device is the node side of the pod's veth: packets that are sent to it arrive at the pod's NIC. The agent does not
 //! create, change or delete such devices.
 
-use std::fmt;
-
 use crate::{
     destination::{Destination, PodNic},
     model::{DeviceTarget, Link, LinkKind, LinkSnapshot, Pod},
 };
 
-/// Why copies cannot go to a collector now.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Absent {
-    /// There is no list of pods yet.
-    NoList,
-    /// This node has no such pod.
-    NoPod,
-    /// The pod shares the node's network namespace.
-    HostNetwork,
-    /// No process of the pod runs on this node yet.
-    NoNetns,
-    /// The pod's network namespace cannot be read, for this reason.
-    NetnsUnreadable(String),
-    /// The pod does not have this NIC, or has no NIC yet.
-    NoNic(Option<String>),
-    /// No veth leads from the node to this NIC.
-    NoVeth(String),
-    /// The device that leads to the pod is down, or the NIC is.
-    Down(String),
+/// Why copies cannot go to a collector now, and whether the reason is transient, while the agent or the pod starts.
+pub type Absent = (String, bool);
+
+/// The reason for a pod in the node's network namespace.
+const HOST_NETWORK: &str = "the pod uses the node's own network and has no veth; name a device instead";
+
+fn lasting<T>(why: impl Into<String>) -> Result<T, Absent> {
+    Err((why.into(), false))
 }
 
-impl Absent {
-    /// Whether the reason is transient, while the agent or the pod starts.
-    pub const fn is_passing(&self) -> bool {
-        matches!(self, Self::NoList | Self::NoNetns | Self::NoNic(None))
-    }
-}
-
-impl fmt::Display for Absent {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::NoList => write!(f, "the pods of this node are not known yet"),
-            Self::NoPod => write!(f, "no such pod is on this node"),
-            Self::HostNetwork => {
-                write!(f, "the pod uses the node's own network and has no veth; name a device instead")
-            }
-            Self::NoNetns => write!(f, "no process of the pod runs on this node yet"),
-            Self::NetnsUnreadable(error) => write!(f, "the pod's network namespace cannot be read: {error}"),
-            Self::NoNic(None) => write!(f, "the pod has no interface but loopback yet"),
-            Self::NoNic(Some(nic)) => write!(f, "the pod has no interface {nic:?}"),
-            Self::NoVeth(nic) => write!(f, "the pod's interface {nic:?} has no veth peer on the node"),
-            Self::Down(nic) => write!(f, "the pod's interface {nic:?} or the node side of its veth is down"),
-        }
-    }
+fn passing<T>(why: &str) -> Result<T, Absent> {
+    Err((why.to_owned(), true))
 }
 
 /// The candidate pods, whose devices must be read. Several pods can have a label. In a file, several can have the same
@@ -71,12 +37,16 @@ pub fn target(nic: &PodNic, pods: &[Pod], links: &LinkSnapshot) -> (DeviceTarget
     for pod in of(nic, pods) {
         let (target, absent) = match of_pod(nic, pod, links) {
             Ok(target) if target.up => return (target, None),
-            Ok(target) => (target, Absent::Down(nic_name(nic, pod, links))),
+            Ok(target) => {
+                let nic = nic_name(nic, pod, links);
+                let why = format!("the pod's interface {nic:?} or the node side of its veth is down");
+                (target, (why, false))
+            }
             Err(why) => (none(nic), why),
         };
         not_reached.get_or_insert((target, Some(absent)));
     }
-    not_reached.unwrap_or_else(|| (none(nic), Some(Absent::NoPod)))
+    not_reached.unwrap_or_else(|| (none(nic), Some(("no such pod is on this node".to_owned(), false))))
 }
 
 /// Returns the target to use until there is a list of pods: the one that an earlier agent wrote, if its device still
@@ -92,13 +62,13 @@ pub fn until_listed(
         link.filter(|link| leads_away(link) && before.is_some_and(|before| before.device == link.name));
     match before.zip(link) {
         Some((before, link)) => (with_state(before.clone(), link, links), None),
-        None => (none(nic), Some(Absent::NoList)),
+        None => (none(nic), Some(("the pods of this node are not known yet".to_owned(), true))),
     }
 }
 
 fn of_pod(nic: &PodNic, pod: &Pod, links: &LinkSnapshot) -> Result<DeviceTarget, Absent> {
     if pod.host_network {
-        return Err(Absent::HostNetwork);
+        return lasting(HOST_NETWORK);
     }
     let (inside, link) = nic_of(nic, pod, links)?;
     let target = DeviceTarget { collector: inside.address.filter(|address| *address != [0; 6]), ..none(nic) };
@@ -108,9 +78,9 @@ fn of_pod(nic: &PodNic, pod: &Pod, links: &LinkSnapshot) -> Result<DeviceTarget,
 /// The NIC inside the pod, and the node side of its veth.
 fn nic_of<'a>(nic: &PodNic, pod: &Pod, links: &'a LinkSnapshot) -> Result<(&'a Link, &'a Link), Absent> {
     let inside = match links.pods.get(&pod.id.uid) {
-        None => return Err(Absent::NoNetns),
-        Some(Err(error)) => return Err(Absent::NetnsUnreadable(error.clone())),
-        Some(Ok(inside)) if inside.is_host => return Err(Absent::HostNetwork),
+        None => return passing("no process of the pod runs on this node yet"),
+        Some(Err(error)) => return lasting(format!("the pod's network namespace cannot be read: {error}")),
+        Some(Ok(inside)) if inside.is_host => return lasting(HOST_NETWORK),
         Some(Ok(inside)) => inside,
     };
     let is_meant = |link: &&Link| match &nic.nic {
@@ -120,10 +90,11 @@ fn nic_of<'a>(nic: &PodNic, pod: &Pod, links: &'a LinkSnapshot) -> Result<(&'a L
     let mut candidates = inside.links.iter().filter(is_meant).peekable();
     let first = candidates.peek().map(|link| link.name.clone());
     let found = candidates.find_map(|link| Some((link, inside.host_end(link, &links.host)?)));
-    match (found, first) {
-        (Some(found), _) => Ok(found),
-        (None, Some(name)) => Err(Absent::NoVeth(name)),
-        (None, None) => Err(Absent::NoNic(nic.nic.clone())),
+    match (found, first, &nic.nic) {
+        (Some(found), ..) => Ok(found),
+        (None, Some(nic), _) => lasting(format!("the pod's interface {nic:?} has no veth peer on the node")),
+        (None, None, Some(nic)) => lasting(format!("the pod has no interface {nic:?}")),
+        (None, None, None) => passing("the pod has no interface but loopback yet"),
     }
 }
 

@@ -38,20 +38,14 @@ mod tests;
 
 use std::{fmt, time::Duration};
 
+/// Each counter includes different headers, so bytes are compared with a tolerance.
+pub use mirror_common::abi::Counter as Count;
+
 pub use self::{
     judge::{CLEAR, FEW, Judge, QUIET, Totals},
-    route::{Cni, LONGEST, Reason, Route},
+    route::{LONGEST, Reason, Route, cni_of},
 };
 use crate::model::Hidden;
-
-/// A number of packets and of their bytes.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Count {
-    /// How many packets.
-    pub packets: u64,
-    /// Their bytes. Each counter includes different headers, so bytes are compared with a tolerance.
-    pub bytes: u64,
-}
 
 /// The packets of a NIC in one direction, since the NIC was created.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]

@@ -2,10 +2,7 @@
 //!
 //! Pure: takes devices, returns changes and refusals. The reconcile loop applies the changes through `links`.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    fmt,
-};
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::{
     destination::Destination,
@@ -18,47 +15,22 @@ use crate::{
 /// MTU in bytes of a mirror interface that the agent creates: the largest possible, so that every packet fits.
 const DEFAULT_MTU: u32 = 65535;
 
-/// Why a device cannot be tapped while another one is the mirror interface.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Conflict {
-    /// They are the same device.
-    Same(String),
-    /// The mirror interface is the bridge or bond that the device is a port of.
-    Master(String),
-    /// The mirror interface is the other end of the device's veth.
-    Peer(String),
-    /// The packets that the mirror interface sends arrive at a port of the device's bridge.
-    PeerInBridge(String),
-}
-
-impl fmt::Display for Conflict {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Same(device) => write!(f, "{device} is the mirror interface itself"),
-            Self::Master(device) => write!(f, "{device} is a port of the mirror interface"),
-            Self::Peer(device) => write!(f, "the mirror interface is the other end of {device}'s veth"),
-            Self::PeerInBridge(device) => {
-                write!(f, "copies on the mirror interface would come back through the bridge of {device}")
-            }
-        }
-    }
-}
-
 /// Why `tapped` must not be tapped while `mirror` is the mirror interface. The copies would pass the tap again.
-pub fn conflict(mirror: &Link, tapped: &Link, links: &LinkSnapshot) -> Option<Conflict> {
-    let name = || tapped.name.clone();
+pub fn conflict(mirror: &Link, tapped: &Link, links: &LinkSnapshot) -> Option<String> {
+    let device = &tapped.name;
     let mirror_peer = mirror.peer.filter(|peer| peer.nsid.is_none()).map(|peer| IfIndex(peer.ifindex));
     if mirror.ifindex == tapped.ifindex {
-        Some(Conflict::Same(name()))
+        Some(format!("{device} is the mirror interface itself"))
     } else if tapped.master == Some(mirror.ifindex) {
-        Some(Conflict::Master(name()))
+        // A bridge or a bond.
+        Some(format!("{device} is a port of the mirror interface"))
     } else if mirror.kind == LinkKind::Veth && mirror_peer == Some(tapped.ifindex) {
-        Some(Conflict::Peer(name()))
+        Some(format!("the mirror interface is the other end of {device}'s veth"))
     } else if mirror.kind == LinkKind::Veth
         && tapped.master.is_some()
         && mirror_peer.and_then(|peer| links.host.get(&peer)?.master) == tapped.master
     {
-        Some(Conflict::PeerInBridge(name()))
+        Some(format!("copies on the mirror interface would come back through the bridge of {device}"))
     } else {
         None
     }
@@ -81,25 +53,16 @@ pub struct MirrorIface {
     mtu: Option<u32>,
     offloads: bool,
     when_read: bool,
-    origin: Origin,
-}
-
-/// The owner of the device.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Origin {
-    /// Not read yet.
-    Unknown,
-    /// The agent's: podmirror created the device, or it did not exist when the agent started. The agent creates it
-    /// whenever it is missing.
-    Ours,
-    /// Other software's: the device existed before the agent. If it disappears, the agent waits until it exists again.
-    Found,
+    /// The device is the agent's: podmirror created it, or it did not exist when the agent started. The agent creates it
+    /// whenever it is missing. If a device of other software disappears, the agent waits until it exists again. `None`:
+    /// not read yet.
+    is_ours: Option<bool>,
 }
 
 impl MirrorIface {
     /// A mirror interface of this name. `mtu` in bytes, if the user set one.
     pub fn new(name: &str, mtu: Option<u32>) -> Self {
-        Self { name: name.to_owned(), mtu, offloads: true, when_read: false, origin: Origin::Unknown }
+        Self { name: name.to_owned(), mtu, offloads: true, when_read: false, is_ours: None }
     }
 
     /// Whether the device gets super-frames and unfinished checksums. Otherwise the kernel segments each copy and
@@ -130,17 +93,12 @@ impl MirrorIface {
         let named = links.by_name(&self.name);
         let half_made = named.filter(|link| is_half_made(link));
         let link = named.filter(|link| !is_half_made(link));
-        let first = self.origin == Origin::Unknown;
-        if first {
-            self.origin = match link {
-                Some(link) if !is_ours(link) => Origin::Found,
-                _ => Origin::Ours,
-            };
-        }
+        let first = self.is_ours.is_none();
+        let is_own = *self.is_ours.get_or_insert_with(|| link.is_none_or(is_ours));
         let mut changes: Vec<_> =
             half_made.map(|link| LinkChange::Delete(link.ifindex)).into_iter().collect();
         match link {
-            None if self.origin == Origin::Ours => {
+            None if is_own => {
                 let mtu = self.mtu.unwrap_or(DEFAULT_MTU);
                 let (name, offloads) = (self.name.clone(), self.offloads);
                 changes.push(LinkChange::CreateMirror { name, mtu, offloads });
@@ -243,22 +201,14 @@ impl MirrorIface {
 /// The mirror interfaces of the targets of a node, and how missing ones are created.
 #[derive(Debug, Clone)]
 pub struct MirrorIfaces {
-    mtu: Option<u32>,
-    offloads: bool,
-    when_read: bool,
+    template: MirrorIface,
     of: BTreeMap<TargetName, MirrorIface>,
 }
 
 impl MirrorIfaces {
-    /// Creates an empty set. For `mtu` and `offloads` see [`MirrorIface`].
-    pub const fn new(mtu: Option<u32>, offloads: bool) -> Self {
-        Self { mtu, offloads, when_read: false, of: BTreeMap::new() }
-    }
-
-    /// See [`MirrorIface::when_read`].
-    #[must_use]
-    pub fn when_read(self, when_read: bool) -> Self {
-        Self { when_read, ..self }
+    /// Creates an empty set. All its mirror interfaces are like `template`, apart from the name.
+    pub const fn new(template: MirrorIface) -> Self {
+        Self { template, of: BTreeMap::new() }
     }
 
     /// Updates the set from the targets. The state of a mirror interface is kept while its target uses it.
@@ -268,8 +218,7 @@ impl MirrorIfaces {
         });
         for (name, to) in targets {
             if let (Some(device), false) = (to.device(), self.of.contains_key(name)) {
-                let mirror = MirrorIface::new(device, self.mtu);
-                let mirror = mirror.offloads(self.offloads).when_read(self.when_read);
+                let mirror = MirrorIface { name: device.to_owned(), ..self.template.clone() };
                 self.of.insert(name.clone(), mirror);
             }
         }

@@ -15,13 +15,13 @@ use mirror_common::verdict::Direction;
 use serde::{Deserialize, Serialize};
 
 pub use self::{
-    installed::{Actual, ActualTap, Capacity, Ended, Hidden, HookState, NoRoom, Program},
+    installed::{Actual, ActualTap, Capacity, Ended, Hidden, HookState, Program},
     links::{
         ALIAS, FIRST_IFINDEX, Link, LinkChange, LinkKind, LinkSnapshot, Offloads, Peer, PodLinks, Route,
     },
     mirror::{
-        Desired, DeviceTarget, Form, MacAddress, Origin, Owner, Place, PodSide, Readable, RingId, Session,
-        Tap, TapHead, Target,
+        Desired, DeviceTarget, MacAddress, Origin, Owner, Place, PodSide, Readable, RingId, Session, Tap,
+        TapHead, Target,
     },
     name::{MirrorId, Name, TargetName},
     op::Op,
@@ -91,7 +91,7 @@ impl fmt::Display for Device {
 }
 
 /// The identity of a pod, and its names.
-#[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct PodId {
     /// `metadata.uid`: distinguishes a re-created pod from its predecessor.
     pub uid: String,

@@ -19,7 +19,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use mirror_common::abi::MAX_SESSIONS_PER_TAP;
 
-pub use self::fit::{Misfit, Unfit};
+pub use self::fit::Unfit;
 use crate::model::{
     Actual, ActualTap, Desired, Device, HookState, IfIndex, MirrorId, Op, Program, Session, Tap, TapHead,
     Target, TargetName,
@@ -32,7 +32,7 @@ pub struct Plan {
     pub ops: Vec<Op>,
     /// The sessions that do not fit into the kernel's tables, or whose filter the kernel rejects. After the plan they
     /// are not installed in any form: a narrower filter that does not fit must not leave the wider filter active.
-    pub unfit: Vec<Unfit>,
+    pub unfit: Unfit,
     /// The devices on which a tap will see ingress after the next plan, if its program runs there by then.
     pub coming: BTreeSet<Device>,
 }

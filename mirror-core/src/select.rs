@@ -37,7 +37,7 @@ use self::{
     nics::{former_name, is_nic},
 };
 pub use self::{
-    policy::{Policy, TapsInside},
+    policy::Policy,
     resources::{Refusal, Selected, refusal},
     unasked::Unasked,
     unread::keep_installed,
@@ -67,6 +67,12 @@ pub struct Skipped {
 }
 
 impl Skipped {
+    /// A reason that concerns the NIC of a tap, or one of its mirrors. A message does not name the mirror `default`.
+    pub fn of_nic(owner: &Owner, mirror: Option<&MirrorId>, why: Why) -> Self {
+        let mirror = mirror.filter(|mirror| !mirror.0.is_default()).cloned();
+        Self { pod: owner.pod.clone(), nic: Some(owner.nic.clone()), mirror, why }
+    }
+
     /// Whether the reason concerns this mirror, which must not be the mirror `default`.
     fn concerns(&self, mirror: &MirrorId) -> bool {
         match &self.mirror {

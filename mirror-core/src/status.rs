@@ -17,15 +17,14 @@ pub use self::{
     report::{MirrorReport, NicReport, PodMetadata, PodReport, Rates, Traffic},
     table::{columns, printable},
 };
-use crate::settings::{Budget, SETTINGS, Setting};
+use crate::{
+    model::PodId,
+    settings::{Budget, SETTINGS, Setting},
+};
 
 /// The verdicts of packets that should have been copied but were not.
 pub const LOSSES: [Verdict; 5] =
     [Verdict::TargetDown, Verdict::Congested, Verdict::Failed, Verdict::Uncut, Verdict::Lost];
-
-/// The reason that is reported for an ignored annotation.
-const BAD_ANNOTATION: &str = "BadAnnotation";
-const BAD_ANNOTATION_REMEDY: &str = "Correct the annotation, or remove it.";
 
 /// The status of a node.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -81,7 +80,7 @@ pub struct TapStatus {
     #[serde(default)]
     pub inside: bool,
     /// The pod. `None`: an interface that the user named.
-    pub pod: Option<PodStatus>,
+    pub pod: Option<PodId>,
     /// The NIC inside the pod.
     pub nic: String,
     /// The network of the NIC, from the pod's annotation `k8s.v1.cni.cncf.io/network-status`. `None`: the annotation
@@ -142,17 +141,6 @@ impl From<Budget> for LeftStatus {
         let Budget { duration, packets, bytes } = left;
         Self { duration: duration.map(|time| time.as_secs_f64()), packets, bytes }
     }
-}
-
-/// A pod.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct PodStatus {
-    /// `metadata.uid`.
-    pub uid: String,
-    /// `metadata.namespace`.
-    pub namespace: String,
-    /// `metadata.name`.
-    pub name: String,
 }
 
 /// The NIC inside a pod, if a tap on the node side of its veth sees ingress there.
@@ -244,14 +232,14 @@ impl CounterStatus {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Notes {
     /// The pods and interfaces that are selected but not mirrored.
-    pub not_mirrored: Vec<NotMirrored>,
+    pub not_mirrored: Vec<Finding>,
     /// Annotations that are ignored.
-    pub bad_annotations: Vec<BadAnnotation>,
+    pub bad_annotations: Vec<Finding>,
     /// The operations that failed and will be tried again.
     pub failures: Vec<String>,
     /// The pods and tunnels that copies cannot be sent to.
     #[serde(default)]
-    pub unreached_targets: Vec<Unreached>,
+    pub unreached_targets: Vec<Finding>,
     /// The pods of the node. `None`: the agent has no list of pods yet.
     #[serde(default)]
     pub pods: Option<Vec<KnownPod>>,
@@ -299,54 +287,28 @@ pub struct KnownPod {
     /// Namespace and name.
     pub pod: String,
     /// Why no mirror is requested for the pod. `None`: one is requested.
-    pub not_asked: Option<NotAsked>,
+    pub not_asked: Option<Finding>,
 }
 
-/// Why no mirror is requested for a pod.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct NotAsked {
-    /// The reason, in one word.
-    pub reason: String,
-    /// An explanation of the reason.
-    pub message: String,
-    /// How to have the pod mirrored.
-    pub remedy: String,
-}
-
-/// A pod or a tunnel that copies cannot be sent to.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Unreached {
-    /// The target.
-    pub target: String,
-    /// An explanation.
-    pub message: String,
-}
-
-/// A pod, NIC or interface that is selected but not mirrored.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct NotMirrored {
-    /// Namespace and name. `None`: an interface that the user named.
+/// Why something is not mirrored, or not as requested.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Finding {
+    /// Namespace and name. `None`: an interface that the user named, or a target.
     pub pod: Option<String>,
     /// The NIC, if the reason concerns a NIC; or the interface.
     pub nic: Option<String>,
     /// The mirror, if the reason concerns a mirror with a name.
     pub mirror: Option<String>,
+    /// The target, if the reason concerns a target.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub target: Option<String>,
     /// The reason, in one word.
     pub reason: String,
     /// An explanation of the reason.
     pub message: String,
-    /// How to resolve the problem.
-    #[serde(default)]
+    /// How to resolve the problem, or how to have the pod mirrored.
     pub remedy: String,
-}
-
-/// An invalid annotation, which is ignored.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct BadAnnotation {
-    /// Namespace and name of the pod.
-    pub pod: String,
-    /// The problem.
-    pub message: String,
 }
 
 impl NodeStatus {

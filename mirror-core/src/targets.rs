@@ -31,7 +31,7 @@ pub struct Targets {
     pub refused: BTreeMap<TargetName, String>,
 }
 
-/// The state of a MirrorTarget on this node.
+/// The state of a MirrorTarget on this node. One that is neither refused nor down accepts copies.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TargetState {
     /// `metadata.name`.
@@ -40,19 +40,10 @@ pub struct TargetState {
     pub uid: String,
     /// The generation of its `spec`.
     pub generation: i64,
-    /// Its state.
-    pub state: State,
-}
-
-/// The state of a MirrorTarget on a node.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum State {
-    /// A target that accepts copies.
-    Ready,
-    /// Not a target of the node, for this reason.
-    Refused(String),
-    /// A target that does not accept copies now, for this reason.
-    Down(String),
+    /// Why it is not a target of the node.
+    pub refused: Option<String>,
+    /// Why it does not accept copies now.
+    pub down: Option<String>,
 }
 
 /// The targets of a node until there is a list of pods: those of the flags, and those that an earlier agent installed,
@@ -153,18 +144,15 @@ pub fn states(
     present: &BTreeMap<TargetName, Target>,
     down: &BTreeMap<TargetName, String>,
 ) -> Vec<TargetState> {
-    let state = |name: &TargetName| {
-        let refused = refused.get(name).map(|why| State::Refused(why.clone()));
-        let state = || present.contains_key(name).then_some(State::Ready);
-        refused.or_else(|| down.get(name).map(|why| State::Down(why.clone()))).or_else(state)
+    let state = |TargetResource { name, uid, generation, .. }: &TargetResource| {
+        let refused = refused.get(name).cloned();
+        // A target of the flags can have the name of a refused one.
+        let down = down.get(name).filter(|_| refused.is_none()).cloned();
+        let is_known = refused.is_some() || down.is_some() || present.contains_key(name);
+        let (name, uid) = (name.clone(), uid.clone());
+        is_known.then_some(TargetState { name, uid, generation: *generation, refused, down })
     };
-    let mut states: Vec<_> = resources
-        .iter()
-        .filter_map(|TargetResource { name, uid, generation, .. }| {
-            let state = state(name)?;
-            Some(TargetState { name: name.clone(), uid: uid.clone(), generation: *generation, state })
-        })
-        .collect();
+    let mut states: Vec<_> = resources.iter().filter_map(state).collect();
     states.sort_by(|one, other| one.name.cmp(&other.name));
     states
 }

@@ -9,11 +9,11 @@ mod device;
 mod text;
 
 use core::net::IpAddr;
-use std::{collections::BTreeSet, fmt};
+use std::collections::BTreeSet;
 
 use mirror_common::packet::MAX_SNAPLEN;
 
-pub use self::device::{Family, TunnelDevice, Unfit};
+pub use self::device::{Family, TunnelDevice};
 use crate::{
     destination::Destination,
     mirror_iface::{is_half_made, is_ours},
@@ -155,39 +155,6 @@ const ETHERNET: u32 = 14;
 /// Minimum bytes for a copy. Less hardly holds the headers.
 const LEAST_ROOM: u32 = 128;
 
-/// Why copies cannot be sent into a tunnel now.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Blocked {
-    /// The tunnel's device does not exist yet.
-    NoDevice(String),
-    /// Other software has a device with the name of the tunnel's device.
-    Taken(String),
-    /// The device that the administrator configured cannot be used.
-    Unfit(Unfit),
-    /// The node has no route to the remote address, for this reason.
-    NoRoute(IpAddr, String),
-    /// The remote address belongs to this node.
-    Itself(IpAddr),
-    /// The underlying device, which sends the packets, is down or does not exist.
-    UnderlayDown(String),
-    /// No copy fits into a packet of this MTU.
-    NoRoom(u32),
-}
-
-impl fmt::Display for Blocked {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::NoDevice(name) => write!(f, "the tunnel's device {name} does not exist"),
-            Self::Taken(name) => write!(f, "the agent did not create the device {name}: rename or delete it"),
-            Self::Unfit(unfit) => unfit.fmt(f),
-            Self::NoRoute(remote, why) => write!(f, "this node has no route to {remote}: {why}"),
-            Self::Itself(remote) => write!(f, "{remote} is an address of this node; name a device instead"),
-            Self::UnderlayDown(device) => write!(f, "the device {device}, where the packets leave, is down"),
-            Self::NoRoom(mtu) => write!(f, "the MTU on the way, {mtu}, leaves no room for copies"),
-        }
-    }
-}
-
 impl Tunnel {
     /// Whether a receiver could not distinguish the copies of two tunnels.
     pub fn meets(&self, other: &Self) -> bool {
@@ -226,9 +193,14 @@ pub fn changes<'a>(
     changes.collect()
 }
 
-/// Returns the target with its current state, and why nothing can be sent.
-pub fn target(tunnel: &Tunnel, links: &LinkSnapshot) -> (DeviceTarget, Option<Blocked>) {
-    let link = link(tunnel, links);
+/// Returns the target with its current state, and why nothing can be sent. `failure`: why the agent could not create
+/// the device.
+pub fn target(
+    tunnel: &Tunnel,
+    links: &LinkSnapshot,
+    failure: Option<&String>,
+) -> (DeviceTarget, Option<String>) {
+    let link = link(tunnel, links, failure);
     let room = room(tunnel, link.as_ref().ok().copied(), links);
     let blocked = room.as_ref().err().or(link.as_ref().err()).cloned();
     let target = DeviceTarget {
@@ -245,15 +217,17 @@ pub fn target(tunnel: &Tunnel, links: &LinkSnapshot) -> (DeviceTarget, Option<Bl
 }
 
 /// Returns the device, if it accepts copies now.
-fn link<'a>(tunnel: &Tunnel, links: &'a LinkSnapshot) -> Result<&'a Link, Blocked> {
+fn link<'a>(tunnel: &Tunnel, links: &'a LinkSnapshot, failure: Option<&String>) -> Result<&'a Link, String> {
     if let Some(name) = &tunnel.existing {
-        return device::of_others(name, tunnel.device(), links).map_err(Blocked::Unfit);
+        return device::of_others(name, tunnel.device(), links);
     }
     let name = tunnel.device_name();
     match links.by_name(&name) {
         Some(link) if tunnel.device().is(link) => Ok(link),
-        Some(link) if !is_ours(link) && !is_half_made(link) => Err(Blocked::Taken(name)),
-        _ => Err(Blocked::NoDevice(name)),
+        Some(link) if !is_ours(link) && !is_half_made(link) => {
+            Err(format!("the agent did not create the device {name}: rename or delete it"))
+        }
+        _ => Err(failure.cloned().unwrap_or_else(|| format!("the tunnel's device {name} does not exist"))),
     }
 }
 
@@ -261,20 +235,17 @@ fn link<'a>(tunnel: &Tunnel, links: &'a LinkSnapshot) -> Result<&'a Link, Blocke
 ///
 /// The MTU of other software's device is included, for GRE and ERSPAN: the kernel cuts longer packets, or answers the
 /// sender of the inner packet with an ICMP error. Podmirror's devices have the largest MTU.
-fn room(tunnel: &Tunnel, link: Option<&Link>, links: &LinkSnapshot) -> Result<u32, Blocked> {
+fn room(tunnel: &Tunnel, link: Option<&Link>, links: &LinkSnapshot) -> Result<u32, String> {
     let remote = tunnel.remote;
-    let route = match links.routes.get(&remote) {
-        Some(Ok(route)) => route,
-        Some(Err(why)) => return Err(Blocked::NoRoute(remote, why.clone())),
-        None => return Err(Blocked::NoRoute(remote, "it was not asked for".into())),
-    };
-    let Route { ifindex, mtu, is_local } = *route;
+    let route = links.routes.get(&remote).cloned().unwrap_or_else(|| Err("it was not asked for".into()));
+    let Route { ifindex, mtu, is_local } =
+        route.map_err(|why| format!("this node has no route to {remote}: {why}"))?;
     if is_local {
-        return Err(Blocked::Itself(remote));
+        return Err(format!("{remote} is an address of this node; name a device instead"));
     }
     let Some(underlay) = links.host.get(&ifindex).filter(|link| link.up && link.carrier) else {
         let name = links.host.get(&ifindex).map_or_else(|| ifindex.to_string(), |link| link.name.clone());
-        return Err(Blocked::UnderlayDown(name));
+        return Err(format!("the device {name}, where the packets leave, is down"));
     };
     let mtu = mtu.map_or(underlay.mtu, |mtu| mtu.min(underlay.mtu));
     let is_bound = tunnel.existing.is_some() && tunnel.kind.usual_port().is_none();
@@ -284,7 +255,7 @@ fn room(tunnel: &Tunnel, link: Option<&Link>, links: &LinkSnapshot) -> Result<u3
     match room >= LEAST_ROOM {
         // The second stage cannot cut to a larger size.
         true => Ok(room.min(MAX_SNAPLEN)),
-        false => Err(Blocked::NoRoom(mtu.min(of_device))),
+        false => Err(format!("the MTU on the way, {}, leaves no room for copies", mtu.min(of_device))),
     }
 }
 

@@ -184,10 +184,11 @@ impl Agent {
         self.process.end(Signal::SIGKILL);
     }
 
-    /// Waits until no thread of the agent loads programs; loading takes a descriptor at its end.
+    /// Waits until no thread of the agent loads programs, which begins half a minute after its start. Loading takes a
+    /// descriptor at its end.
     #[track_caller]
     pub fn wait_until_loaded(&self) {
-        eventually(SOON, || {
+        eventually(3 * SOON, || {
             let threads = fs::read_dir(format!("/proc/{}/task", self.pid())).unwrap().flatten();
             let names = threads.filter_map(|thread| fs::read_to_string(thread.path().join("comm")).ok());
             let loads = names.map(|name| name.trim().to_owned()).any(|name| name == "next-programs");

@@ -26,6 +26,8 @@ pub(crate) enum Bench {
     Scale,
     /// The controller with 1000 simulated nodes: its writes, its memory, its CPU time.
     Controller,
+    /// The packets API by a pod's rate and its number of readers: packets lost, CPU time, memory, the first packet.
+    Packets,
     /// The mirror of Open vSwitch beside podmirror, in a guest whose kernel has both.
     Switch,
     /// Real traffic with and without a mirror, beside other ways to copy: a report with plots.
@@ -62,7 +64,7 @@ pub(crate) fn run(args: BenchArgs) -> Result<()> {
     }
     match bench {
         Bench::Packet | Bench::Target | Bench::Capture => cargo.run(),
-        Bench::Scale | Bench::Controller => level::with_api(&mut cargo),
+        Bench::Scale | Bench::Controller | Bench::Packets => level::with_api(&mut cargo),
         Bench::Switch => vm::bench_switch(),
         Bench::Traffic => {
             programs::bring(&programs::TRAFFIC)?;

@@ -11,6 +11,7 @@ compile_error!(
 );
 
 mod bench;
+mod beside;
 mod build_ebpf;
 mod chart;
 mod cluster;

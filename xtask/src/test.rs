@@ -11,6 +11,7 @@ use mirror_test_cluster::built::{self, Cni, cilium, multus};
 
 use crate::{
     apt,
+    beside::Beside,
     cluster::level::{self, Given},
     fuzz,
     process::{Run as _, command, is_ci, is_root, step},
@@ -83,21 +84,30 @@ pub(crate) fn run(args: TestArgs) -> Result<()> {
     if all {
         announce();
     }
-    let mut ran = Vec::new();
-    let mut not_run = Vec::new();
-    for level in &levels {
-        if let Err(why) = can_run(*level, given.as_ref()) {
+    let (mut ran, mut not_run) = (Vec::new(), Vec::new());
+    let mut guests = None;
+    let mut run = |level: Level| {
+        if let Err(why) = can_run(level, given.as_ref()) {
             if asked_for || is_ci() {
                 return Err(why.context(format!("level {} cannot run here", level.name())));
             }
             not_run.push(format!("level {} was NOT RUN: {why:#}", level.name()));
-            continue;
+            return Ok(());
+        }
+        if level == Level::Api && all && can_run(Level::Vm, None).is_ok() {
+            guests = Some(Beside::level("vm")?);
         }
         step(&format!("level {}", level.name()));
         let begun = Instant::now();
-        level.run(given.as_ref(), &arguments)?;
+        match guests.take_if(|_| level == Level::Vm) {
+            Some(guests) => guests.end()?,
+            None => level.run(given.as_ref(), &arguments)?,
+        }
         ran.push(format!("{} {} s", level.name(), begun.elapsed().as_secs()));
-    }
+        Ok(())
+    };
+    let outcome = levels.iter().try_for_each(|level| run(*level));
+    outcome.and(guests.map_or(Ok(()), Beside::end))?;
     step(&format!("test: {} of {} levels passed ({})", ran.len(), levels.len(), ran.join(", ")));
     for line in &not_run {
         println!("    !!! {line}");
@@ -114,6 +124,11 @@ const THREADS: &str = "RUST_TEST_THREADS";
 const WAITING: usize = 2;
 /// The number of stories of the level api that hardly use a CPU: those of `absence` wait for minutes.
 const ABSENT: usize = 2;
+
+/// The environment variable for a factor by which the deadlines of stories are longer.
+const SLOW: &str = "MIRROR_TEST_SLOW";
+/// The factor for levels that can run beside the guests of the level vm, which share the caches of the CPUs.
+const BESIDE_GUESTS: &str = "2";
 
 /// The number of pairs of a filter and a frame in the level fuzz.
 const FUZZ_PAIRS: &str = "5000000";
@@ -184,6 +199,7 @@ impl Level {
             Self::Api => {
                 let mut test = stories(&name, arguments)?;
                 test.env("MIRROR_PLUGIN", workspace::program("kubectl-mirror")?)
+                    .env(SLOW, BESIDE_GUESTS)
                     .env(THREADS, threads(ABSENT));
                 level::with_api(test.env(programs::PROMTOOL, programs::promtool()?))?;
                 // kubectl was built with the API server.
@@ -191,7 +207,14 @@ impl Level {
                 clients.env("MIRROR_KUBECTL", built::kubectl_program().context("no kubectl was built")?);
                 clients.args(["--", "--ignored"]).args(arguments).run()
             }
-            Self::Cluster => level::run(&Cni::PLUGINS, || test_target(&name), given, arguments),
+            Self::Cluster => {
+                let test = || {
+                    let mut test = test_target(&name);
+                    test.env(SLOW, BESIDE_GUESTS);
+                    test
+                };
+                level::run(&Cni::PLUGINS, test, given, arguments)
+            }
             Self::Cilium => level::run(&[Cni::Cilium], || test_target(&name), None, arguments),
             Self::Multus => level::run(&[Cni::Multus], || test_target(&name), None, arguments),
             Self::Vm => vm::run_short(arguments),
@@ -226,7 +249,7 @@ const ALL_INSTALLS: &str = "\
 /// Prints what `--all` installs, and how long it takes.
 fn announce() {
     step(
-        "every level: an hour or more on 2 cores with the build, and the first time half an hour more for what it brings:",
+        "every level: 45 minutes or more on 2 cores with the build, and the first time half an hour more for what it brings:",
     );
     println!("{ALL_INSTALLS}");
 }

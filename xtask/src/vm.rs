@@ -1,7 +1,8 @@
 //! `cargo xtask vm`: runs the levels prog and netns on Debian's stock kernels, in qemu.
 //!
 //! The level vm, which is part of `test --all`, runs on the oldest kernel the level prog and a few stories of netns for
-//! everything that depends on the kernel, and on a newer kernel the stories of netkit. `cargo xtask vm --short` runs
+//! everything that depends on the kernel, and on a newer kernel the stories of netkit. `test --all` runs these guests
+//! beside the levels api and cluster. `cargo xtask vm --short` runs
 //! all of these on any of the kernels. The level vm-whole and `cargo xtask vm` run everything. `cargo xtask vm --level
 //! readers` runs that level, on kernels that have all tunnel types, and the module of Open vSwitch.
 //!
@@ -19,11 +20,12 @@ use clap::ValueEnum;
 
 use crate::{
     apt,
+    arch::Arch,
+    portable,
     process::{is_ci, step},
     programs, readers,
     test::Level,
-    tools,
-    workspace::{self, Tested},
+    tools, workspace,
 };
 
 /// The kernels, from the oldest supported one on.
@@ -148,9 +150,9 @@ pub(crate) fn bench_switch() -> Result<()> {
     guest::boot(Kernel::V6_12, &format!("{script}{}\n", quoted(&bench.to_string_lossy())))
 }
 
-/// The beginning of a script. It extends the deadlines, because emulation is slow.
+/// The beginning of a script. It extends the deadlines, because emulation is slow, and levels beside it come first.
 fn beginning() -> String {
-    let mut script = String::from("set -e\nexport MIRROR_TEST_GUEST=1 MIRROR_TEST_SLOW=5\n");
+    let mut script = String::from("set -e\nexport MIRROR_TEST_GUEST=1 MIRROR_TEST_SLOW=8\n");
     if is_ci() {
         script += "export CI=true\n";
     }
@@ -170,9 +172,11 @@ fn script(levels: &[(Level, &[String])]) -> Result<String> {
     programs::bring(&programs::NETWORK)?;
     step("building what the guest runs");
     let mut script = beginning();
+    // The agent of the tests' image is optimised, and a fraction of the size: the emulator takes less time for it.
+    let agent = portable::linux("mirror-agent", Arch::host()?, portable::TEST)?.executable()?;
+    export(&mut script, "MIRROR_AGENT", &agent)?;
     for (level, arguments) in levels {
-        let Tested { test, agent } = workspace::tested(&level.name())?;
-        export(&mut script, "MIRROR_AGENT", &agent)?;
+        let test = workspace::tested(&level.name())?.test;
         if *level == Level::Netns {
             programs::bring(&programs::CAPTURES)?;
             programs::bring(&programs::SERVICES)?;

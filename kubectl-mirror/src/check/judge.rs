@@ -24,7 +24,7 @@ use serde::Serialize;
 
 pub(super) use self::rights::{Right, rights};
 use super::network;
-use crate::screen;
+use crate::screen::named;
 
 /// Maximum number of nodes that a finding names.
 const MOST_NAMED: usize = 10;
@@ -99,15 +99,10 @@ impl Finding {
         Self { check, result: Level::Fail, found, todo: todo.into() }
     }
 
-    /// A finding for facts that could not be read.
-    fn unread(check: &'static str, what: &str, why: &str) -> Self {
-        let todo = format!("fix the cause, or ask an administrator for permission to list {what}");
-        Self::warn(check, format!("cannot read the {what}: {why}"), todo)
-    }
-
     /// A warning about the objects with these names, if there are any.
     fn about<N: AsRef<str>>(check: &'static str, found: &str, names: &[N], todo: &str) -> Option<Self> {
-        (!names.is_empty()).then(|| Self::warn(check, format!("{found} {}", named(names)), todo))
+        let found = || format!("{found} {}", named(names, MOST_NAMED));
+        (!names.is_empty()).then(|| Self::warn(check, found(), todo))
     }
 }
 
@@ -131,13 +126,12 @@ pub(super) fn findings(facts: &Facts) -> Vec<Finding> {
 }
 
 /// The findings about facts, or one if they could not be read.
-fn judged<T>(
-    check: &'static str,
-    what: &str,
-    facts: &Read<T>,
-    judge: impl FnOnce(&T) -> Vec<Finding>,
-) -> Vec<Finding> {
-    facts.as_ref().map_or_else(|why| vec![Finding::unread(check, what, why)], judge)
+fn judged<T>(check: &'static str, what: &str, of: &Read<T>, by: impl Fn(&T) -> Vec<Finding>) -> Vec<Finding> {
+    let unread = |why| {
+        let todo = format!("fix the cause, or ask an administrator for permission to list {what}");
+        vec![Finding::warn(check, format!("cannot read the {what}: {why}"), todo)]
+    };
+    of.as_ref().map_or_else(unread, by)
 }
 
 /// The first two numbers of a version, as of `v1.34.1` and `5.15.0-91-generic`.
@@ -147,21 +141,14 @@ fn numbers(version: &str) -> Option<(u32, u32)> {
 }
 
 fn server(version: &str) -> Finding {
-    let (found, todo) = (format!("Kubernetes {version}"), "use 1.30 or newer");
-    match numbers(version) {
-        Some(numbers) if numbers < LEAST_SERVER => {
-            Finding::fail("server", format!("{found}: the chart needs 1.25"), todo)
-        }
-        Some(numbers) if numbers < WHOLE_SERVER => {
-            let lacks = "without 1.30 there are no MirrorNodes and no controller, so Mirrors have no status";
-            Finding::warn("server", format!("{found}: {lacks}"), todo)
-        }
-        _ => Finding::ok("server", found),
-    }
-}
-
-fn named(names: impl IntoIterator<Item = impl AsRef<str>>) -> String {
-    screen::named(names, MOST_NAMED)
+    let no_status = "without 1.30 there are no MirrorNodes and no controller, so Mirrors have no status";
+    let (result, lacks) = match numbers(version) {
+        Some(numbers) if numbers < LEAST_SERVER => (Level::Fail, "the chart needs 1.25"),
+        Some(numbers) if numbers < WHOLE_SERVER => (Level::Warn, no_status),
+        _ => return Finding::ok("server", format!("Kubernetes {version}")),
+    };
+    let todo = "use 1.30 or newer".to_owned();
+    Finding { check: "server", result, found: format!("Kubernetes {version}: {lacks}"), todo }
 }
 
 /// A number with its noun.
@@ -169,30 +156,25 @@ fn count(number: usize, thing: &str) -> String {
     if number == 1 { format!("1 {thing}") } else { format!("{number} {thing}s") }
 }
 
-fn info(node: &Node) -> (&str, &str, &str) {
-    let info = node.status.as_ref().and_then(|status| status.node_info.as_ref());
-    info.map_or(("", "", ""), |info| (&info.operating_system, &info.architecture, &info.kernel_version))
-}
-
-/// The node's operating system and architecture.
-fn system(node: &Node) -> String {
-    let (system, architecture, _) = info(node);
-    format!("{system}/{architecture}")
+/// The node's operating system with its architecture, and its kernel.
+fn info(node: &Node) -> (String, String) {
+    let info = node.status.iter().find_map(|status| status.node_info.clone()).unwrap_or_default();
+    (format!("{}/{}", info.operating_system, info.architecture), info.kernel_version)
 }
 
 /// Whether podmirror has an agent for the node's system.
 fn is_fit(node: &Node) -> bool {
-    ["linux/amd64", ARM].contains(&system(node).as_str())
+    ["linux/amd64", ARM].contains(&info(node).0.as_str())
 }
 
 fn systems(nodes: &[Node], is_installed: bool) -> Vec<Finding> {
     let (fit, others): (Vec<_>, Vec<_>) = nodes.iter().partition(|node| is_fit(node));
     let found = format!("{} of {} with Linux on amd64 or arm64", fit.len(), count(nodes.len(), "node"));
-    let others: Vec<_> =
-        others.into_iter().map(|node| format!("{} ({})", node.name_any(), system(node))).collect();
+    let name = |node: &Node| format!("{} ({})", node.name_any(), info(node).0);
+    let others: Vec<_> = others.into_iter().map(name).collect();
     let mut first = Finding::ok("nodes", found);
     // If podmirror is installed, the check of the agents names the nodes without one.
-    if !is_installed && fit.iter().any(|node| system(node) == ARM) {
+    if !is_installed && fit.iter().any(|node| info(node).0 == ARM) {
         first.todo = "set the chart's image.architectures, as described in docs/install.md".to_owned();
     }
     if fit.is_empty() {
@@ -202,7 +184,7 @@ fn systems(nodes: &[Node], is_installed: bool) -> Vec<Finding> {
     [first].into_iter().chain(Finding::about("nodes", "no agent for", &others, todo)).collect()
 }
 
-/// What kernels lack: the end of the architectures' names, the versions, the finding, and the remedy. The first is a
+/// What kernels lack: the end of the systems' names, the versions, the finding, and the remedy. The first is a
 /// failure if all nodes lack it.
 type Lack = (&'static str, Range<(u32, u32)>, &'static str, &'static str);
 
@@ -231,16 +213,15 @@ const LACKS: [Lack; 3] = [
 fn kernels(nodes: &[Node]) -> Vec<Finding> {
     let fit: Vec<_> = nodes.iter().filter(|node| is_fit(node)).collect();
     let mut findings = Vec::new();
-    for (at, (architectures, versions, found, todo)) in LACKS.into_iter().enumerate() {
-        let lacks = |node: &&&Node| {
-            let (_, architecture, kernel) = info(node);
-            architecture.ends_with(architectures) && versions.contains(&numbers(kernel).unwrap_or_default())
+    for (at, (systems, versions, found, todo)) in LACKS.into_iter().enumerate() {
+        let name = |node: &&Node| {
+            let (system, kernel) = info(node);
+            let lacks = system.ends_with(systems) && versions.contains(&numbers(&kernel).unwrap_or_default());
+            lacks.then(|| format!("{} ({kernel})", node.name_any()))
         };
-        let name = |node: &&Node| format!("{} ({})", node.name_any(), info(node).2);
-        let names: Vec<_> = fit.iter().filter(lacks).map(name).collect();
+        let names: Vec<_> = fit.iter().filter_map(name).collect();
         let result = if at == 0 && names.len() == fit.len() { Level::Fail } else { Level::Warn };
-        let finding = Finding::about("kernel", found, &names, todo);
-        findings.extend(finding.map(|finding| Finding { result, ..finding }));
+        findings.extend(Finding::about("kernel", found, &names, todo).map(|of| Finding { result, ..of }));
     }
     if findings.is_empty() && !fit.is_empty() {
         findings.push(Finding::ok("kernel", "all of these nodes have Linux 6.6 or newer".to_owned()));
@@ -250,20 +231,14 @@ fn kernels(nodes: &[Node]) -> Vec<Finding> {
 
 fn networks(daemon_sets: &[DaemonSet]) -> Vec<Finding> {
     let known = |(name, seen)| Finding::ok("network", format!("{name}: {seen}"));
-    let mut findings: Vec<_> = network::of(daemon_sets).map(known).collect();
-    if findings.is_empty() {
-        let found =
-            "no DaemonSet of a known CNI; podmirror needs pods with veth pairs, macvlan or similar devices";
-        let todo = "mirror a pod, and check with `kubectl mirror coverage` whether all its packets are seen";
-        findings.push(Finding::warn("network", found.to_owned(), todo));
-    }
-    findings
+    let why = "no DaemonSet of a known CNI; podmirror needs pods with veth pairs, macvlan or similar devices";
+    let todo = "mirror a pod, and check with `kubectl mirror coverage` whether all its packets are seen";
+    or(network::of(daemon_sets).map(known), Finding::warn("network", why.to_owned(), todo))
 }
 
 /// Whether any part of podmirror is installed.
 fn is_installed(facts: &Facts) -> bool {
-    facts.installed.as_ref().is_ok_and(|sets| !sets.is_empty())
-        || facts.pods.as_ref().is_ok_and(|pods| !pods.is_empty())
+    facts.installed.iter().any(|sets| !sets.is_empty()) || facts.pods.iter().any(|pods| !pods.is_empty())
 }
 
 fn resources(there: &[CustomResourceDefinition], facts: &Facts) -> Vec<Finding> {
@@ -272,32 +247,28 @@ fn resources(there: &[CustomResourceDefinition], facts: &Facts) -> Vec<Finding> 
     }
     let (mut missing, mut other) = (Vec::new(), Vec::new());
     for crd in crds() {
-        let name = crd.name_any();
-        match there.iter().find(|there| there.name_any() == name) {
-            None => missing.push(name),
-            Some(there) if schemas(there) != schemas(&crd) => other.push(name),
+        match there.iter().find(|there| there.name_any() == crd.name_any()) {
+            None => missing.push(crd.name_any()),
+            Some(there) if schemas(there) != schemas(&crd) => other.push(crd.name_any()),
             Some(_) => {}
         }
     }
     let install = "install them with the chart (crds.install), or as described in docs/resources.md; annotations work \
                    without them";
     let differ = format!("these CRDs have another version than this plugin ({}):", facts.plugin);
-    let upgrade =
-        "upgrade the CRDs, then the agents, and use the plugin of the same version: docs/resources.md";
+    let todo = "upgrade the CRDs, then the agents, and use the plugin of the same version: docs/resources.md";
     let problems = [
         Finding::about("resources", "these CRDs are missing:", &missing, install),
-        Finding::about("resources", &differ, &other, upgrade),
+        Finding::about("resources", &differ, &other, todo),
     ];
-    or_ok(problems.into_iter().flatten(), "resources", format!("{} CRDs of this version", there.len()))
+    let ok = Finding::ok("resources", format!("{} CRDs of this version", there.len()));
+    or(problems.into_iter().flatten(), ok)
 }
 
-/// The problems that a check has found; otherwise `found`.
-fn or_ok(problems: impl Iterator<Item = Finding>, check: &'static str, found: String) -> Vec<Finding> {
-    let mut findings: Vec<_> = problems.collect();
-    if findings.is_empty() {
-        findings.push(Finding::ok(check, found));
-    }
-    findings
+/// The findings of a check; without any, `otherwise`.
+fn or(findings: impl Iterator<Item = Finding>, otherwise: Finding) -> Vec<Finding> {
+    let findings: Vec<_> = findings.collect();
+    if findings.is_empty() { vec![otherwise] } else { findings }
 }
 
 /// The schemas of a CRD by version.

@@ -2,7 +2,7 @@
 //!
 //! This module evaluates nothing. A failure to read is also a fact.
 
-use std::{future::Future, time::Duration};
+use std::{fmt::Debug, time::Duration};
 
 use k8s_openapi::{
     api::{
@@ -22,6 +22,7 @@ use mirror_api::{
     MirrorNode, MirrorTarget, crds,
     packets::{GROUP, VERSION},
 };
+use serde::de::DeserializeOwned;
 use tokio::time::timeout;
 
 use super::judge::{Facts, Read, Right, rights};
@@ -72,10 +73,7 @@ async fn within<T>(answer: impl Future<Output = kube::Result<T>>) -> Read<T> {
 }
 
 /// The objects of a kind. An unknown kind has no objects.
-async fn list<K>(api: Api<K>, params: &ListParams) -> Read<Vec<K>>
-where
-    K: kube::Resource + Clone + std::fmt::Debug + serde::de::DeserializeOwned,
-{
+async fn list<K: Clone + Debug + DeserializeOwned>(api: Api<K>, params: &ListParams) -> Read<Vec<K>> {
     let listed = async {
         match api.list(params).await {
             Err(kube::Error::Api(status)) if status.code == 404 => Ok(Vec::new()),
@@ -96,14 +94,10 @@ async fn installed_crds(cluster: &Cluster) -> Read<Vec<CustomResourceDefinition>
 
 /// Whether the user has this right.
 async fn is_granted(cluster: &Cluster, right: &Right) -> Read<bool> {
-    let resource_attributes = Some(ResourceAttributes {
-        group: Some(right.group.to_owned()),
-        resource: Some(right.resource.to_owned()),
-        namespace: right.namespace.clone(),
-        verb: Some(right.verb.to_owned()),
-        ..ResourceAttributes::default()
-    });
-    let spec = SelfSubjectAccessReviewSpec { resource_attributes, ..Default::default() };
+    let [group, resource, verb] = [right.group, right.resource, right.verb].map(|text| Some(text.to_owned()));
+    let namespace = right.namespace.clone();
+    let asked = ResourceAttributes { group, resource, verb, namespace, ..Default::default() };
+    let spec = SelfSubjectAccessReviewSpec { resource_attributes: Some(asked), ..Default::default() };
     let review = SelfSubjectAccessReview { spec, ..Default::default() };
     let api = cluster.all::<SelfSubjectAccessReview>();
     let review = within(api.create(&PostParams::default(), &review)).await?;

@@ -8,6 +8,7 @@
 use std::{fmt, time::Duration};
 
 use k8s_openapi::jiff::Timestamp;
+use mirror_capture::blocks::Block;
 
 /// The first delay, which doubles with each failure, and the longest one. A stream that is shorter is a failure too.
 const FIRST: Duration = Duration::from_millis(200);
@@ -31,7 +32,7 @@ impl fmt::Display for Gap {
 pub(super) struct Course {
     /// When the open stream began.
     began: Option<Timestamp>,
-    /// When something was read, the last time.
+    /// The time of the newest packet that was read, or at least the beginning of the newest stream.
     read: Option<Timestamp>,
     /// Why nothing is read since then.
     why: Option<String>,
@@ -52,9 +53,14 @@ impl Course {
         gap
     }
 
-    /// A part of the stream was read.
-    pub(super) fn read(&mut self, now: Timestamp) {
-        self.read = Some(now);
+    /// A part of the stream was read. Packets can have waited for long on their way, so the time is that of the newest
+    /// one. The clock of its node can be ahead.
+    pub(super) fn read(&mut self, blocks: &[Block], now: Timestamp) {
+        let time_ns =
+            |block: &Block| if let Block::Packet(packet) = block { Some(packet.time_ns) } else { None };
+        let newest = blocks.iter().filter_map(time_ns).max();
+        let newest = newest.and_then(|time_ns| Timestamp::from_nanosecond(time_ns.into()).ok());
+        self.read = self.read.max(newest.map(|newest| newest.min(now)));
     }
 
     /// The stream has ended, or there was none: with the code of the refusal, or without an answer. Returns the delay
@@ -68,8 +74,12 @@ impl Course {
         }
         let delay = FIRST.saturating_mul(1 << self.failures.min(10)).min(LONGEST);
         self.failures = self.failures.saturating_add(1);
-        // A server that has never answered is more likely the wrong one.
-        let is_final = code.map_or(!self.has_begun(), |code| (400..=409).contains(&code));
+        // A server that has never answered is more likely the wrong one. Later, an upgrade can remove the API for some
+        // moments (404), or a token can expire before the next one is there (401).
+        let is_final = match code {
+            None | Some(401 | 404) => !self.has_begun(),
+            Some(code) => (400..=409).contains(&code),
+        };
         (!is_final).then_some(delay)
     }
 
@@ -84,12 +94,18 @@ impl Course {
 mod tests {
     #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+    use mirror_capture::blocks::Packet;
     use proptest::prelude::*;
 
     use super::*;
 
     fn at(millis: i64) -> Timestamp {
         Timestamp::from_millisecond(millis).unwrap()
+    }
+
+    fn packet(millis: i64) -> Block {
+        let time_ns = u64::try_from(millis).unwrap() * 1_000_000;
+        Block::Packet(Packet { interface: 0, time_ns, block: Vec::new() })
     }
 
     #[test]
@@ -105,7 +121,12 @@ mod tests {
         }
         assert_eq!(course.begin(at(0)), None, "nothing was read before");
         assert_eq!(delay(&mut course, None), Some(Duration::from_millis(3200)));
-        assert_eq!(delay(&mut course, Some(403)), None);
+        for (code, millis) in [(404, 6400), (401, 10_000)] {
+            assert_eq!(delay(&mut course, Some(code)), Some(Duration::from_millis(millis)), "{code} for now");
+        }
+        for code in [400, 403, 409] {
+            assert_eq!(delay(&mut course, Some(code)), None, "{code}");
+        }
         let gap = course.end(at(1500)).unwrap();
         assert_eq!(
             gap.to_string(),
@@ -116,23 +137,25 @@ mod tests {
 
     proptest! {
         /// Drawn are milliseconds since the event before, and the kind of the event, among those that can happen then.
+        /// Packets are older than the event before, or their clock is ahead.
         #[test]
         fn each_time_without_packets_is_reported_once(drawn in prop::collection::vec((0..15_000_i64, 0..4_u8), 0..60)) {
             let (mut course, mut found, mut expected) = (Course::default(), Vec::new(), Vec::new());
-            let (mut now, mut is_open, mut last, mut gap, mut before) = (0, false, None, None, Duration::ZERO);
+            let (mut now, mut is_open, mut last, mut gap, mut before) = (100_000, false, None, None, Duration::ZERO);
             let mut begun = 0;
             for (number, (step, event)) in drawn.into_iter().enumerate() {
                 now += step;
                 let (time, why) = (at(now), number.to_string());
                 if event < 2 {
                     if is_open {
-                        course.read(time);
+                        let newest = if event == 0 { now - 2 * step } else { now + step };
+                        course.read(&[packet(newest), packet(newest - 1), Block::Note(String::new())], time);
+                        last = last.max(Some(at(newest.min(now))));
                     } else {
                         found.extend(course.begin(time));
                         expected.extend(last.zip(gap.take()).map(|(from, why)| Gap { from, to: time, why }));
-                        (is_open, begun) = (true, now);
+                        (is_open, begun, last) = (true, now, Some(time));
                     }
-                    last = Some(time);
                     continue;
                 }
                 // A stream ends without a code. A request is refused for now, or not answered.

@@ -54,7 +54,10 @@ use crate::backoff::Backoff;
 const DAY: u64 = 86_400;
 /// The longest lifetime of a server's certificate.
 const LEAF: Duration = Duration::from_secs(7 * DAY);
-/// The longest time between two steps, if nothing is left to do.
+/// The longest time between two steps, if nothing is left to do. An APIService that is deleted and applied again has no
+/// caBundle until the next step.
+const STEP: Duration = Duration::from_secs(20);
+/// The longest time for which clients may know an earlier caBundle only.
 const LOOK: Duration = Duration::from_secs(600);
 /// Maximum difference of two clocks that does no harm. Certificates begin this long before they are made.
 const SKEW: Duration = Duration::from_secs(7 * DAY);
@@ -150,7 +153,7 @@ fn of_leaf(lifetime: Duration) -> Duration {
     LEAF.min(lifetime / 4)
 }
 
-/// The time between two steps, if nothing is left to do.
+/// The time after which clients know a new caBundle.
 fn look(lifetime: Duration) -> Duration {
     LOOK.min(lifetime / 64)
 }
@@ -180,7 +183,7 @@ impl Certificates {
             if is_done {
                 backoff = BACKOFF;
             }
-            sleep(if is_done { look(self.lifetime) } else { backoff.pause() }).await;
+            sleep(if is_done { STEP.min(look(self.lifetime)) } else { backoff.pause() }).await;
         }
     }
 

@@ -4,6 +4,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    mem,
     net::IpAddr,
     pin::Pin,
 };
@@ -94,6 +95,10 @@ pub(super) struct Objects {
     names: BTreeMap<IpAddr, String>,
     /// The names that the file does not have yet.
     new_names: BTreeMap<IpAddr, String>,
+    /// Whether a selected pod is left out.
+    leaves_out: bool,
+    /// The messages about bounds that the file does not have yet.
+    pub(super) messages: Vec<String>,
 }
 
 impl Objects {
@@ -105,8 +110,9 @@ impl Objects {
         let labels = Selector::try_from(labels);
         let labels =
             labels.map_err(|why| Refusal::new(400, "BadRequest", format!("labelSelector: {why}")))?;
-        let (pods, names, new_names) = Default::default();
-        Ok(Self { of: of.clone(), labels, pods, lists: 0, is_listed, names, new_names })
+        let (pods, names, new_names, messages) = Default::default();
+        let (of, lists, leaves_out) = (of.clone(), 0, false);
+        Ok(Self { of, labels, pods, lists, is_listed, names, new_names, leaves_out, messages })
     }
 
     /// Takes an event in. Returns whether the selected pods can have changed.
@@ -136,8 +142,15 @@ impl Objects {
             status.addresses.iter().for_each(|address| self.name(&address.ip, &name));
         }
         let is_selected = self.may_have(&key) && self.labels.matches(&metadata.labels.unwrap_or_default());
-        if !is_selected || self.pods.len() >= MAX_OBJECTS && !self.pods.contains_key(&key) {
+        if !is_selected {
             return self.pods.remove(&key).is_some();
+        }
+        if self.pods.len() >= MAX_OBJECTS && !self.pods.contains_key(&key) {
+            if !mem::replace(&mut self.leaves_out, true) {
+                let text = format!("a request reads at most {MAX_OBJECTS} pods, and others are left out");
+                self.messages.push(text);
+            }
+            return false;
         }
         let (uid, node, list) = (metadata.uid.unwrap_or_default(), spec.node_name, self.lists);
         let before = self.pods.insert(key, Selected { uid, node: node.clone(), has_ended, list });
@@ -151,11 +164,14 @@ impl Objects {
         if !self.is_full() && self.names.get(&address).is_none_or(|known| known != name) {
             self.names.insert(address, name.to_owned());
             self.new_names.insert(address, name.to_owned());
+            if self.is_full() {
+                self.messages.push(format!("{MAX_OBJECTS} addresses have names, and no more get any"));
+            }
         }
     }
 
     /// Whether no more addresses get names.
-    pub(super) fn is_full(&self) -> bool {
+    fn is_full(&self) -> bool {
         self.names.len() >= MAX_OBJECTS
     }
 

@@ -173,7 +173,7 @@ impl Request {
         if self.stream.is_idle() && (self.closing.is_some() || self.has_begun && !self.read.follow) {
             return ControlFlow::Break(());
         }
-        self.stream.pour(now);
+        self.stream.pour(now, self.has_begun);
         let is_pending = self.has_begun && !self.stream.pending.is_empty();
         if !is_pending {
             self.taken = Instant::now();
@@ -269,7 +269,7 @@ impl Request {
         let why = match self.closing.take() {
             Some((_, why)) => why,
             None if self.out.is_closed() => "the client has closed the connection".to_owned(),
-            None => "complete".to_owned(),
+            None => self.stream.outcome().to_owned(),
         };
         self.stream.finish(&why, self.began.elapsed());
         if let Ok(Ok(room)) = timeout(LAST_READ, self.out.reserve()).await {
@@ -362,7 +362,9 @@ async fn pass_on(
         while let Some(block) = blocks.pop().map_err(Refusal::unavailable)? {
             complete.push(block);
         }
-        let _ = sender.send((id, What::Blocks(complete))).await;
+        if !complete.is_empty() {
+            let _ = sender.send((id, What::Blocks(complete))).await;
+        }
     }
 }
 

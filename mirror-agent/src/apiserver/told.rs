@@ -9,7 +9,7 @@ use tokio::{sync::mpsc, time::timeout};
 use tracing::{debug, info};
 
 use super::{Server, front_proxy::User, query::Scope};
-use crate::events::message::{Message, Reporter};
+use crate::events::message::Message;
 
 /// `reportingController` of the Events.
 const REPORTER: &str = "podmirror.io/apiserver";
@@ -75,8 +75,7 @@ async fn post(client: Client, instance: String, note: String, mut pods: mpsc::Re
         };
         let (reason, note) = ("PacketsRead".to_owned(), note.clone());
         let message = Message { about, is_warning: false, reason, note };
-        let by = Reporter { controller: REPORTER, instance: &instance };
-        let error = match timeout(PATIENCE, message.post(&client, by)).await {
+        let error = match timeout(PATIENCE, message.post(&client, REPORTER, &instance)).await {
             Ok(Ok(())) => continue,
             Ok(Err(error)) => mirror_client::in_words(&error),
             Err(_) => "no answer".to_owned(),

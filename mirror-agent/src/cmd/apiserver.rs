@@ -16,7 +16,7 @@ use crate::{
         front_proxy::FrontProxy,
         limits::Limits,
     },
-    cli::{ApiserverArgs, Listen},
+    cli::ApiserverArgs,
     metrics::apiserver::ApiserverMetrics,
 };
 
@@ -51,7 +51,7 @@ pub(super) async fn apiserver(args: ApiserverArgs) -> anyhow::Result<()> {
         stop: stopped,
     });
     info!(version = env!("PODMIRROR_VERSION"), "server of packets started");
-    if let Listen::At(address) = args.listen {
+    if let Some(address) = args.listen {
         let (of_ready, of_metrics) = (Arc::clone(&server), Arc::clone(&server));
         let admin = Admin {
             // There is one thread, so it is alive if it answers.

@@ -15,10 +15,10 @@ use super::{cleanup::remove_everything, mirrors, stop_signal};
 use crate::{
     cli::{AttachArgs, MirrorArgs, SettingArgs, StateArgs},
     control::{self, Control},
-    dataplane::{Dataplane as _, bpf::Bpf, hooks::AttachMode, pins::Pins},
+    dataplane::{Dataplane as _, bpf::Bpf, pins::Pins},
     links::netlink::Netlink,
     metrics::LoopMetrics,
-    mirror_iface::MirrorIfaces,
+    mirror_iface::{MirrorIface, MirrorIfaces},
     model::Actual,
     notes,
     pods::NoPods,
@@ -76,7 +76,7 @@ pub(super) async fn run_alone(
     }
     let (socket, control) = (lock.socket()?, lock.control()?);
     let links = Netlink::new()?;
-    let mode = mirror.map_or(AttachMode::Auto, |mirror| mirror.attach);
+    let mode = mirror.and_then(|mirror| mirror.attach);
     let mut dataplane = Bpf::load(pins.clone(), lock, mode, links.namespaces())?;
     if is_left(&dataplane.observe().await?) {
         bail!(
@@ -87,7 +87,7 @@ pub(super) async fn run_alone(
     if mirror.is_some_and(|mirror| mirror.when_read) {
         when_read::watch(dataplane.unread())?;
     }
-    let mirrors = mirror.map_or_else(|| MirrorIfaces::new(None, true), mirrors);
+    let mirrors = mirror.map_or_else(|| MirrorIfaces::new(MirrorIface::new("", None)), mirrors);
     let readers = Control::new(dataplane.rings(), policy.clone());
     let metrics = LoopMetrics::new()?;
     let mut reconciler = Reconciler::new(NoPods, links, dataplane, readers.watch(), policy, mirrors, metrics);

@@ -3,7 +3,7 @@
 use tracing::info;
 
 use crate::{
-    cli::{CleanupArgs, StateArgs},
+    cli::StateArgs,
     dataplane::{
         hooks::{Hooks, end_other_versions},
         maps::Maps,
@@ -16,9 +16,8 @@ use crate::{
 };
 
 /// Removes everything, unless an agent is running.
-pub async fn cleanup(args: CleanupArgs) -> anyhow::Result<()> {
-    let CleanupArgs { state: StateArgs { bpffs } } = args;
-    let pins = Pins::new(&bpffs);
+pub async fn cleanup(args: StateArgs) -> anyhow::Result<()> {
+    let pins = Pins::new(&args.bpffs);
     let _lock = pins.lock()?;
     remove_everything(&pins, &mut Netlink::new()?).await
 }

@@ -7,7 +7,7 @@ use tracing::info;
 use super::stop_signal;
 use crate::{
     admin::{self, Admin},
-    cli::{ControllerArgs, Listen},
+    cli::ControllerArgs,
     controller::{self, Health, Identity},
     metrics::controller::ControllerMetrics,
 };
@@ -19,7 +19,7 @@ pub(super) async fn controller(args: ControllerArgs) -> anyhow::Result<()> {
     let (health, metrics) = (Health::default(), ControllerMetrics::new()?);
     let client = mirror_client::with_failures(client, metrics.request_failed());
     info!(version = env!("PODMIRROR_VERSION"), pod = args.pod_name, "controller started");
-    if let Listen::At(address) = args.listen {
+    if let Some(address) = args.listen {
         let (of_ready, of_metrics) = (health.clone(), metrics.clone());
         let admin = Admin {
             // There is one thread, so it is alive if it answers.

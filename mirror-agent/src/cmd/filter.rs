@@ -14,7 +14,7 @@ use anyhow::{Context as _, anyhow, bail};
 use self::capture::Packet;
 use super::print;
 use crate::{
-    cli::{FilterArgs, FilterCommand},
+    cli::FilterCommand,
     filter::{
         FilterError, Program, compile, differs_on_segments,
         ebpf::{Access, translate},
@@ -31,8 +31,8 @@ const SEGMENTS: &str = "note: this looks at what the segments of a super-frame d
 const ETHERNET: i32 = 1;
 
 /// Runs the command that was typed.
-pub fn filter(args: FilterArgs) -> anyhow::Result<()> {
-    let FilterCommand::Check { expression, pcap } = args.command;
+pub fn filter(command: FilterCommand) -> anyhow::Result<()> {
+    let FilterCommand::Check { expression, pcap } = command;
     let program = compile(&expression).map_err(|error| anyhow!("{}", pointed(&expression, &error)))?;
     print(&format!("{}{}", described(&program)?, notes(&expression)))?;
     if let Some(path) = pcap {

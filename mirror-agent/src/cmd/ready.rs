@@ -11,7 +11,6 @@ use tokio::{
 };
 
 use super::print;
-use crate::cli::ReadyArgs;
 
 /// Timeout for the answer.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -19,8 +18,7 @@ const PATIENCE: Duration = Duration::from_secs(5);
 const ANSWER: u64 = 4096;
 
 /// Prints the answer. An error unless the other process is ready.
-pub(super) async fn ready(args: ReadyArgs) -> anyhow::Result<()> {
-    let ReadyArgs { listen } = args;
+pub(super) async fn ready(listen: SocketAddr) -> anyhow::Result<()> {
     let answer = timeout(PATIENCE, ask(listen)).await.unwrap_or_else(|elapsed| Err(elapsed.into()));
     let answer = answer.with_context(|| format!("no answer from {listen}"))?;
     match answer.split_once("\r\n\r\n") {
@@ -57,7 +55,7 @@ mod tests {
             assert_eq!(&request, b"GET /readyz HTTP/1.0\r\n\r\n");
             stream.write_all(answer).await.unwrap();
         };
-        let (outcome, ()) = tokio::join!(ready(ReadyArgs { listen }), served);
+        let (outcome, ()) = tokio::join!(ready(listen), served);
         outcome.map_err(|error| format!("{error:#}"))
     }
 
@@ -69,7 +67,7 @@ mod tests {
         assert!(
             outcome(b"SSH-2.0-x\r\n").await.unwrap_err().starts_with("no agent and no controller is at ")
         );
-        let nobody = ready(ReadyArgs { listen: "127.0.0.1:1".parse().unwrap() }).await;
+        let nobody = ready("127.0.0.1:1".parse().unwrap()).await;
         assert!(nobody.unwrap_err().to_string().starts_with("no answer from 127.0.0.1:1"));
     }
 }

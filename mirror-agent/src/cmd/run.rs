@@ -10,7 +10,7 @@ use tracing::{error, info, warn};
 use super::{cleanup::remove_everything, mirrors, stop_signal};
 use crate::{
     admin::{self, Admin},
-    cli::{Listen, PodSideTaps, RunArgs, SettingArgs, StateArgs},
+    cli::{PodSideTaps, RunArgs, SettingArgs, StateArgs},
     control::{self, Control},
     dataplane::{bpf::Bpf, hooks::end_other_versions, pins::Pins, readout::Reader},
     events, health,
@@ -25,7 +25,7 @@ use crate::{
     readers,
     reconcile::{Reconciler, TICK},
     report::Reports,
-    select::{Policy, Readers, TapsInside},
+    select::{Policy, Readers},
     when_read,
 };
 
@@ -106,10 +106,6 @@ async fn follow(
     }
     let dataplane = Bpf::load(pins.clone(), lock, mirror.attach, links.namespaces())?;
     let method = dataplane.method().name();
-    let taps_inside = match args.pod_side_taps {
-        PodSideTaps::Off => TapsInside::Off,
-        PodSideTaps::Auto => TapsInside::On,
-    };
     let mirror_iface = &mirror.mirror_iface;
     info!(version = env!("PODMIRROR_VERSION"), attach = method, mirror_iface, enable_mirror, "agent started");
     let mirrors = mirrors(&mirror);
@@ -124,7 +120,7 @@ async fn follow(
         limits,
         settings,
         is_strict,
-        taps_inside,
+        taps_inside: args.pod_side_taps == PodSideTaps::Auto,
         ..Policy::default()
     };
     if mirror.when_read {
@@ -141,7 +137,7 @@ async fn follow(
     let trouble = watch::Sender::new(None);
     notes::serve(socket, reports.clone(), trouble.subscribe())?;
     control::serve(control, readers.clone(), reports.clone())?;
-    if let Listen::At(address) = listen {
+    if let Some(address) = listen {
         let maps = Reader::open(&pins)?.with_rings(rings);
         let metrics = Metrics::new(&metrics, reports.clone(), maps, readers.fills(), args.metrics_per_pod)?;
         let (of_alive, of_ready) = (reports.clone(), reports);

@@ -5,9 +5,10 @@
 use std::collections::BTreeMap;
 
 use anyhow::bail;
+use mirror_common::abi::Counter;
 use mirror_core::status::{
-    AttachedStatus, CounterStatus, MisfitStatus, NodeStatus, PodSideStatus, PodStatus, SessionStatus,
-    TapStatus, TargetStatus,
+    AttachedStatus, CounterStatus, MisfitStatus, NodeStatus, PodSideStatus, SessionStatus, TapStatus,
+    TargetStatus,
 };
 
 use super::print;
@@ -110,7 +111,7 @@ async fn read(pins: &Pins) -> anyhow::Result<NodeStatus> {
         ifindex: device.ifindex.0,
         device: owner.device,
         inside: !device.is_on_node(),
-        pod: owner.pod.map(|pod| PodStatus { uid: pod.uid, namespace: pod.namespace, name: pod.name }),
+        pod: owner.pod,
         nic: owner.nic,
         network: owner.network,
         attached: attached.get(&device).cloned().unwrap_or_default(),
@@ -163,7 +164,7 @@ fn session(readout: SessionReadout) -> SessionStatus {
     }
 }
 
-fn misfit(MisfitCount { direction, misfit, packets, bytes }: MisfitCount) -> MisfitStatus {
+fn misfit((direction, misfit, Counter { packets, bytes }): MisfitCount) -> MisfitStatus {
     MisfitStatus { direction: direction.name().to_owned(), kind: misfit.name().to_owned(), packets, bytes }
 }
 

@@ -34,8 +34,8 @@ impl Summed for Resource {
 
     fn asked(read: Result<Self, String>) -> Asked {
         let refused = match read {
-            Ok(resource) => select::refusal(&resource).map(|(reason, message)| refusal(reason, message)),
-            Err(problem) => Some(invalid(problem)),
+            Ok(resource) => select::refusal(&resource).map(|(reason, why)| Refusal::new(reason, &why)),
+            Err(problem) => Some(invalid(&problem)),
         };
         Asked { refused, ..Asked::default() }
     }
@@ -88,7 +88,7 @@ impl Summed for TargetResource {
         let destination = read.and_then(|target| target.destination);
         Asked {
             destination: destination.as_ref().ok().map(in_short),
-            refused: destination.err().map(invalid),
+            refused: destination.err().as_deref().map(invalid),
             ..Asked::default()
         }
     }
@@ -123,9 +123,6 @@ impl Summed for TargetResource {
     }
 }
 
-/// Maximum length of the reason for a refusal, in bytes.
-const MOST_BYTES: usize = 512;
-
 /// The kind of a destination, and the rest of its text.
 fn in_short(destination: &Destination) -> (String, String) {
     let kind = match destination {
@@ -143,13 +140,8 @@ fn in_short(destination: &Destination) -> (String, String) {
     (kind.to_owned(), rest.unwrap_or(text))
 }
 
-fn invalid(message: String) -> Refusal {
-    refusal("InvalidSpec", message)
-}
-
-fn refusal(reason: &str, mut message: String) -> Refusal {
-    message.truncate(message.floor_char_boundary(MOST_BYTES));
-    Refusal { reason: reason.to_owned(), message }
+fn invalid(message: &str) -> Refusal {
+    Refusal::new("InvalidSpec", message)
 }
 
 #[cfg(test)]

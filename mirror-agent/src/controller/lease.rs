@@ -19,6 +19,7 @@ use tokio::time::{Instant, sleep, timeout};
 use tracing::{debug, warn};
 
 use super::{Health, Identity};
+use crate::told::is_news;
 
 /// A `Lease` object of the API, for this replica.
 pub(super) struct Lease {
@@ -47,12 +48,11 @@ impl Lease {
                 Ok(true) => return,
                 Ok(false) => told = None,
                 Err(error) => {
-                    if told.as_ref() != Some(&error) {
+                    if is_news(&mut told, &error) {
                         warn!(
                             lease = self.identity.lease,
                             error, "cannot acquire the Lease; the controller retries"
                         );
-                        told = Some(error);
                     }
                 }
             }

@@ -62,21 +62,8 @@ use crate::{
 /// The handle of podmirror's filters ("pmir"), so that other software does not replace or remove them by handle.
 const HANDLE: TcHandle = TcHandle::new(0x706d, 0x6972);
 
-/// The shortest and the longest interval between two polls of hooks that send no events.
-const EVERY: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
-/// The pause after a poll, in multiples of its duration: polls take at most about 1/100 of the time.
-const REST: u32 = 100;
-
-/// The configured way to attach the tap programs.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum AttachMode {
-    /// TCX where the kernel has it (6.6 and newer), else clsact.
-    Auto,
-    /// TCX links.
-    Tcx,
-    /// Filters of the clsact qdisc.
-    Clsact,
-}
+/// The shortest interval between two polls of hooks that send no events.
+const EVERY: Duration = Duration::from_secs(1);
 
 /// The way in which a program is attached.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -87,15 +74,13 @@ pub enum Method {
     Clsact,
 }
 
+/// The configured way to attach the tap programs; `None`: TCX where the kernel has it (6.6 and newer), else clsact.
+pub type AttachMode = Option<Method>;
+
 impl Method {
-    /// Returns the method for a mode. `Auto` queries the kernel.
+    /// Returns the method for a mode. `None` queries the kernel.
     pub fn choose(mode: AttachMode) -> Self {
-        match mode {
-            AttachMode::Tcx => Self::Tcx,
-            AttachMode::Clsact => Self::Clsact,
-            AttachMode::Auto if has_tcx() => Self::Tcx,
-            AttachMode::Auto => Self::Clsact,
-        }
+        mode.unwrap_or_else(|| if has_tcx() { Self::Tcx } else { Self::Clsact })
     }
 
     /// The name of the method in `status` and in logs.
@@ -120,15 +105,13 @@ const fn attach_type(which: Program) -> TcAttachType {
 }
 
 /// The network namespace of a hook: that of a pod, or `None` for the node's, in which the calling thread runs.
-struct Place(Option<Netns>);
+type Place = Option<Netns>;
 
-impl Place {
-    /// Runs `work` in the namespace.
-    fn run<T: Send>(&self, work: impl FnOnce() -> anyhow::Result<T> + Send) -> anyhow::Result<T> {
-        match &self.0 {
-            None => work(),
-            Some(netns) => netns.enter(work).context("cannot enter the pod's network namespace")?,
-        }
+/// Runs `work` in the namespace.
+fn run<T: Send>(place: &Place, work: impl FnOnce() -> anyhow::Result<T> + Send) -> anyhow::Result<T> {
+    match place {
+        None => work(),
+        Some(netns) => netns.enter(work).context("cannot enter the pod's network namespace")?,
     }
 }
 
@@ -216,7 +199,7 @@ impl Hooks {
     /// The hook cannot be read.
     pub async fn attached(&self, device: Device, which: Program) -> anyhow::Result<Attached> {
         if device.is_on_node() {
-            return self.attached_at(&Place(None), device, which).await;
+            return self.attached_at(&None, device, which).await;
         }
         match self.place(device, which) {
             Ok(place) => self.attached_at(&place, device, which).await,
@@ -227,7 +210,7 @@ impl Hooks {
     async fn attached_at(&self, place: &Place, device: Device, which: Program) -> anyhow::Result<Attached> {
         let pin = self.pins.pinned_link(device, which);
         let ifindex = device.ifindex;
-        if let Some(netns) = &place.0 {
+        if let Some(netns) = place {
             let has_trace = self.pins.trace(device, which).is_some();
             let view = match view(netns, &[(ifindex, which)].into()).await {
                 // A link can be judged without the filters, which may be too many to read.
@@ -245,10 +228,10 @@ impl Hooks {
     /// Opens the namespace of a hook.
     fn place(&self, device: Device, which: Program) -> io::Result<Place> {
         if device.is_on_node() {
-            return Ok(Place(None));
+            return Ok(None);
         }
         let hint = self.pins.trace(device, which);
-        self.namespaces.find(device.netns, hint.as_deref()).map(Some).map(Place)
+        self.namespaces.find(device.netns, hint.as_deref()).map(Some)
     }
 
     /// The name in `status` of the method by which a program of podmirror runs at a hook.
@@ -286,7 +269,7 @@ impl Hooks {
         which: Program,
     ) -> anyhow::Result<()> {
         if device.is_on_node() {
-            let attached = self.attach_at(&Place(None), program, method, device, which).await;
+            let attached = self.attach_at(&None, program, method, device, which).await;
             self.chains.touched((device.ifindex, which));
             return attached.map(drop);
         }
@@ -315,7 +298,7 @@ impl Hooks {
         let program = program.get()?;
         match method {
             Method::Tcx => {
-                place.run(|| {
+                run(place, || {
                     clsact::remove(&ours, ifindex, which)?;
                     tcx::attach(program, &pin, ifindex, which)
                 })?;
@@ -326,7 +309,7 @@ impl Hooks {
             Method::Clsact => {
                 tcx::remove(&pin)?;
                 if ours.is_empty() {
-                    place.run(|| clsact::add_qdisc(ifindex))?;
+                    run(place, || clsact::add_qdisc(ifindex))?;
                     // A filter at the egress of an ingress qdisc would run at its ingress.
                     if which.hook() == Hook::Egress && self.is_ingress_only(place, ifindex).await? {
                         return match which {
@@ -340,14 +323,14 @@ impl Hooks {
                     let left = self.pins.leave_trace(device, which, &netns);
                     left.context("cannot leave the trace of a filter")?;
                 }
-                place.run(|| clsact::attach(program, &ours, ifindex, which))?;
+                run(place, || clsact::attach(program, &ours, ifindex, which))?;
             }
         }
         Ok(true)
     }
 
     async fn is_ingress_only(&self, place: &Place, ifindex: IfIndex) -> anyhow::Result<bool> {
-        match &place.0 {
+        match place {
             None => self.filters.is_ingress_only(ifindex).await,
             Some(netns) => {
                 let hook = [(ifindex, Program::TapEgress)].into();
@@ -409,7 +392,7 @@ impl Hooks {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             place => {
                 let place = place.context("cannot open the pod's network namespace")?;
-                let mut ours = match &place.0 {
+                let mut ours = match &place {
                     Some(netns) => inside::ours(netns, device.ifindex, which).await?,
                     None => Vec::new(),
                 };
@@ -417,17 +400,12 @@ impl Hooks {
                 // agent.
                 let programs = programs_of(&self.pins)?;
                 ours.retain(|filter| programs.contains(&filter.program));
-                place.run(|| clsact::remove(&ours, device.ifindex, which))?;
+                run(&place, || clsact::remove(&ours, device.ifindex, which))?;
             }
         }
         self.pins.erase_trace(device, which).context("cannot remove the trace of a filter")?;
         Ok(true)
     }
-}
-
-/// The pause after a poll that took this long.
-fn rest(took: Duration) -> Duration {
-    (took * REST).clamp(EVERY.0, EVERY.1)
 }
 
 /// Ends the mirrors of agents of other versions, whose maps this version cannot read: detaches their programs and

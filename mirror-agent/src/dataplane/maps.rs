@@ -17,9 +17,10 @@ use mirror_common::{
         self, Counter, DeviceKey, FILTER_PLACES, MAX_FILTERS, MAX_SESSIONS, MAX_SESSIONS_PER_TAP, MAX_TAPS,
         SESSION_FILTERED, SESSION_POD_METERED, SessionCounters, SessionInfo, TAP_SEEN_INSIDE, TapOwner,
     },
+    limit::Limits,
     tunnel::Tunnels,
 };
-use mirror_core::budget::{self, Before};
+use mirror_core::budget;
 use zerocopy::transmute;
 
 use super::{
@@ -341,7 +342,7 @@ impl Maps {
             self.streams.clear(before.id)?;
         }
         let limits = self.meters.limits(before.settings)?;
-        self.put_session(device, mirror, session, place, Some(Before { session: &before.session, limits }))
+        self.put_session(device, mirror, session, place, Some((&before.session, limits)))
     }
 
     fn put_session(
@@ -350,7 +351,7 @@ impl Maps {
         mirror: &MirrorId,
         session: &Session,
         (id, settings, serial): (u32, u32, u32),
-        before: Option<Before<'_>>,
+        before: Option<(&Session, Limits)>,
     ) -> anyhow::Result<()> {
         let target = self.ledger.target(&session.target);
         let target = target.ok_or_else(|| anyhow!("there is no target {}", session.target))?;

@@ -127,8 +127,8 @@ impl Meters {
     }
 }
 
-/// The time of the meters' clock, in ns.
-pub(super) fn now_ns() -> anyhow::Result<u64> {
+/// The time of the kernel's monotonic clock, in ns.
+pub(crate) fn now_ns() -> anyhow::Result<u64> {
     let now = clock_gettime(ClockId::CLOCK_MONOTONIC).context("cannot read the clock")?;
     Ok(Duration::from(now).as_nanos() as u64)
 }

@@ -3,15 +3,18 @@
 //! ```text
 //! node side     one set of programs for all hooks on the node
 //! pod side      one set for each pod, with the inode of its network namespace in a variable. The kernel needs some
-//!               tenths of a second to load a set, so the set for the next pod is loaded in advance
+//!               tenths of a second to load a set, so the set for the next pod is loaded in advance, but not while the
+//!               agent starts: most nodes need none
 //! ```
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    sync::mpsc::{self, RecvTimeoutError, Sender},
     thread::{self, JoinHandle},
+    time::Duration,
 };
 
-use anyhow::{Context as _, anyhow};
+use anyhow::{Context as _, anyhow, bail};
 use aya::{
     Ebpf, EbpfLoader,
     maps::{Array, Map, MapInfo},
@@ -35,6 +38,8 @@ const NETNS: &str = ".bss";
 
 /// The name of the thread that loads programs for the next pod.
 const LOADER: &str = "next-programs";
+/// The pause before this thread loads the first set, unless a pod needs it earlier.
+const START: Duration = Duration::from_secs(30);
 
 /// The memory for the counters of all sessions, in bytes. A session needs 528 bytes for every possible CPU.
 const COUNTER_MEMORY: usize = 66 << 20;
@@ -48,8 +53,8 @@ pub struct Programs {
     calls_filters: bool,
     /// The programs for the pod that got the last tap inside: such a tap can need two programs.
     inside: Option<(NetnsId, Ebpf)>,
-    /// The programs for the next pod, which a thread loads.
-    next: Option<JoinHandle<anyhow::Result<Ebpf>>>,
+    /// The programs for the next pod, which a thread loads. The sender ends the thread's pause.
+    next: Option<(Sender<()>, JoinHandle<anyhow::Result<Ebpf>>)>,
     /// The kernel's ids of the programs that this agent has loaded for hooks inside pods.
     inside_ids: BTreeMap<(Device, Program), u32>,
 }
@@ -95,7 +100,7 @@ impl Programs {
         for which in Program::TAP {
             loaded(&mut programs.ebpf, which)?;
         }
-        programs.prepare_next();
+        programs.prepare_next(START);
         Ok(programs)
     }
 
@@ -150,25 +155,33 @@ impl Programs {
     /// Returns the programs for a pod with this namespace. Uses the programs that were loaded in advance, unless the
     /// kernel refused them.
     fn next(&mut self, netns: NetnsId) -> anyhow::Result<Ebpf> {
-        let next = self.next.take().and_then(|thread| thread.join().ok()).and_then(Result::ok);
+        let next = self.next.take().and_then(|(needed, thread)| {
+            // An error says that the thread does not pause any more.
+            let _ = needed.send(());
+            thread.join().ok()?.ok()
+        });
         let mut ebpf = next.map_or_else(|| open(&self.pins, self.calls_filters, true), Ok)?;
         put_into(&mut ebpf, netns)?;
-        self.prepare_next();
+        self.prepare_next(Duration::ZERO);
         Ok(ebpf)
     }
 
-    /// Starts to load the program for the next pod. It loads the program for packets that reach the pod, the only one
-    /// that most taps inside pods need.
-    fn prepare_next(&mut self) {
+    /// Starts to load the program for the next pod, after a pause. It loads the program for packets that reach the pod,
+    /// the only one that most taps inside pods need.
+    fn prepare_next(&mut self, pause: Duration) {
         // Opened on this thread, because opening creates missing pins. The other thread could do so while the pins are
         // being removed.
         let opened = open(&self.pins, self.calls_filters, true);
         self.next = opened.ok().and_then(|mut ebpf| {
+            let (needed, is_needed) = mpsc::channel();
             let load = move || {
+                if is_needed.recv_timeout(pause) == Err(RecvTimeoutError::Disconnected) {
+                    bail!("the agent ends");
+                }
                 loaded(&mut ebpf, Program::TapIngress)?;
                 Ok(ebpf)
             };
-            thread::Builder::new().name(LOADER.to_owned()).spawn(load).ok()
+            Some((needed, thread::Builder::new().name(LOADER.to_owned()).spawn(load).ok()?))
         });
     }
 }

@@ -102,18 +102,9 @@ pub struct Count {
     pub bytes: u64,
 }
 
-/// Copies of one session in one direction that differ in one way from what the session requests.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct MisfitCount {
-    /// The direction.
-    pub direction: Direction,
-    /// The difference.
-    pub misfit: Misfit,
-    /// The number of copies.
-    pub packets: u64,
-    /// The bytes by which they differ.
-    pub bytes: u64,
-}
+/// The number of copies of one session in one direction that differ in one way from what the session requests, and the
+/// bytes by which they differ.
+pub type MisfitCount = (Direction, Misfit, Counter);
 
 impl Reader {
     /// Opens the maps that are pinned; an error if there are none.
@@ -200,9 +191,9 @@ fn misfits(sum: &SessionCounters) -> Vec<MisfitCount> {
     let mut misfits = Vec::new();
     for direction in Direction::ALL {
         for misfit in Misfit::ALL {
-            let Counter { packets, bytes } = sum.misfits(direction, misfit);
-            if packets > 0 {
-                misfits.push(MisfitCount { direction, misfit, packets, bytes });
+            let count = sum.misfits(direction, misfit);
+            if count.packets > 0 {
+                misfits.push((direction, misfit, count));
             }
         }
     }

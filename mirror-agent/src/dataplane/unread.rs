@@ -12,7 +12,6 @@ use std::{
 use anyhow::Context as _;
 use aya::maps::{Array, Map, MapData};
 
-use super::meters::now_ns;
 use crate::model::Readable;
 
 /// The map, and the mirror interfaces that get copies only while a program reads them.
@@ -23,17 +22,6 @@ struct Inner {
     until: Array<MapData, u64>,
     /// The mirror interfaces, by the places of their targets.
     mirrors: BTreeMap<u32, Readable>,
-}
-
-/// A moment, in ns of the kernel's monotonic clock.
-#[derive(Debug, Clone, Copy)]
-pub struct Moment(u64);
-
-impl Moment {
-    /// The present moment.
-    pub fn now() -> anyhow::Result<Self> {
-        now_ns().map(Self)
-    }
 }
 
 impl Unread {
@@ -58,12 +46,12 @@ impl Unread {
         self.inner().mirrors.values().copied().collect()
     }
 
-    /// Stops the copies to the mirror interfaces in `unread` until `lease` after the moment `seen`. The other mirror
-    /// interfaces get copies.
-    pub fn withhold(&self, unread: &BTreeSet<Readable>, seen: Moment, lease: Duration) -> anyhow::Result<()> {
+    /// Stops the copies to the mirror interfaces in `unread` until `lease` after the moment `seen_ns` of the kernel's
+    /// monotonic clock. The other mirror interfaces get copies.
+    pub fn withhold(&self, unread: &BTreeSet<Readable>, seen_ns: u64, lease: Duration) -> anyhow::Result<()> {
         let inner = &mut *self.inner();
         for (place, mirror) in &inner.mirrors {
-            let until = if unread.contains(mirror) { seen.0 + lease.as_nanos() as u64 } else { 0 };
+            let until = if unread.contains(mirror) { seen_ns + lease.as_nanos() as u64 } else { 0 };
             inner.until.set(*place, &until, 0).context("cannot write whether a target is read")?;
         }
         Ok(())

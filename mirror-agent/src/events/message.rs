@@ -36,13 +36,6 @@ pub(crate) struct Message {
     pub(crate) note: String,
 }
 
-/// The reporter: `reportingController` and `reportingInstance`.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Reporter<'r> {
-    pub(crate) controller: &'r str,
-    pub(crate) instance: &'r str,
-}
-
 /// A digest that is stable across versions of this program and of its compiler.
 pub(super) fn digest(texts: [&str; 5]) -> u64 {
     let mut hasher = Sha256::new();
@@ -68,8 +61,8 @@ impl Message {
         self.about.namespace.as_deref().unwrap_or(NAMESPACE_OF_CLUSTER)
     }
 
-    /// Its Event.
-    pub(super) fn event(&self, by: Reporter<'_>) -> Event {
+    /// Its Event, reported by an `instance` of a `controller`.
+    pub(super) fn event(&self, controller: &str, instance: &str) -> Event {
         let Self { about, is_warning, reason, note } = self;
         Event {
             metadata: ObjectMeta {
@@ -83,16 +76,16 @@ impl Message {
             action: Some("Mirror".into()),
             note: Some(note[..note.floor_char_boundary(NOTE_MAX)].to_owned()),
             regarding: Some(about.clone()),
-            reporting_controller: Some(by.controller.to_owned()),
-            reporting_instance: Some(by.instance.to_owned()),
+            reporting_controller: Some(controller.to_owned()),
+            reporting_instance: Some(instance.to_owned()),
             ..Event::default()
         }
     }
 
     /// Posts it once, as a new Event or as one more of its series.
-    pub(crate) async fn post(&self, client: &Client, by: Reporter<'_>) -> kube::Result<()> {
+    pub(crate) async fn post(&self, client: &Client, controller: &str, instance: &str) -> kube::Result<()> {
         let api = Api::<Event>::namespaced(client.clone(), self.namespace());
-        match api.create(&PostParams::default(), &self.event(by)).await {
+        match api.create(&PostParams::default(), &self.event(controller, instance)).await {
             Err(kube::Error::Api(status)) if status.code == 409 => {
                 refresh(&api, &self.name(), None).await.map(drop)
             }

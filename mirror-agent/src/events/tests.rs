@@ -109,7 +109,7 @@ fn the_same_is_told_under_the_same_name_by_every_version_of_the_agent() {
 fn a_long_note_is_cut_between_characters() {
     let cut = |note: String| {
         let fact = Fact { pod: pod_id("a"), is_news: false, reason: "BadSetting", note };
-        fact.message().event(Reporter { controller: CONTROLLER, instance: "one" }).note.unwrap()
+        fact.message().event(CONTROLLER, "one").note.unwrap()
     };
     assert_eq!(cut(format!("{}é", "x".repeat(1023))), "x".repeat(1023));
     assert_eq!(cut("short".into()), "short");

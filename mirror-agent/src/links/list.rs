@@ -56,13 +56,13 @@ pub(super) fn list(most: usize, named: &BTreeSet<Named>) -> io::Result<Listed> {
     let mut last = BTreeMap::new();
     for _ in 0..ATTEMPTS {
         match attempt(most)? {
-            Attempt::Whole(links) => return Ok(Listed { links, is_cut: false }),
-            Attempt::TooMany => {
+            Some((links, false)) => return Ok(Listed { links, is_cut: false }),
+            None => {
                 let links = named.iter().map(one).filter_map(Result::transpose);
                 let links = links.map(|link| link.map(|link| (link.ifindex, link)));
                 return Ok(Listed { links: links.collect::<io::Result<_>>()?, is_cut: true });
             }
-            Attempt::Interrupted(links) => {
+            Some((links, true)) => {
                 asked.extend(last.keys().copied().map(Named::Index));
                 last = links;
             }
@@ -97,26 +97,15 @@ pub(super) fn one(of: &Named) -> io::Result<Option<Link>> {
     }
 }
 
-/// The result of one dump.
-enum Attempt {
-    Whole(BTreeMap<IfIndex, Link>),
-    /// Devices have changed during the dump.
-    Interrupted(BTreeMap<IfIndex, Link>),
-    TooMany,
-}
-
-fn attempt(most: usize) -> io::Result<Attempt> {
+/// Returns the result of one dump, and whether devices have changed during it; `None` if there are more than `most`.
+fn attempt(most: usize) -> io::Result<Option<(BTreeMap<IfIndex, Link>, bool)>> {
     let (mut links, mut is_interrupted) = (BTreeMap::new(), false);
     ask(LinkMessage::default(), NLM_F_DUMP, |reply| {
         is_interrupted |= reply.header.flags & NLM_F_DUMP_INTR != 0;
         links.extend(device(reply).map(|link| (link.ifindex, link)));
         links.len() <= most
     })?;
-    Ok(match is_interrupted {
-        _ if links.len() > most => Attempt::TooMany,
-        true => Attempt::Interrupted(links),
-        false => Attempt::Whole(links),
-    })
+    Ok((links.len() <= most).then_some((links, is_interrupted)))
 }
 
 /// Returns the messages of a datagram of the kernel. Skips those that cannot be decoded.

@@ -2,7 +2,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use mirror_common::verdict::{Direction, Misfit};
+use mirror_common::{
+    abi::Counter,
+    verdict::{Direction, Misfit},
+};
 use mirror_core::destination::Destination;
 use prometheus::{IntCounter, IntCounterVec, IntGaugeVec, Opts, Registry};
 
@@ -11,7 +14,7 @@ use super::{
     sums::{Part, Scrape},
 };
 use crate::{
-    dataplane::readout::{MisfitCount, Readout, RingFill, SessionReadout, TapReadout},
+    dataplane::readout::{Readout, RingFill, SessionReadout, TapReadout},
     model::{Capacity, Device, TargetName},
     recording::Fill,
     settings::CaptureFilter,
@@ -133,7 +136,7 @@ pub(super) fn register_state(
                     scrape.add(&copied, Some(&labels), Part::Session(*serial, direction, None), *bytes);
                 }
             }
-            for MisfitCount { direction, misfit, packets, bytes } in of {
+            for (direction, misfit, Counter { packets, bytes }) in of {
                 let labels = [namespace, pod, &owner.nic, mirror, target, direction.name()];
                 for (counters, by) in misfits.get(misfit).into_iter().flatten().zip([packets, bytes]) {
                     scrape.add(counters, Some(&labels), Part::Session(*serial, *direction, None), *by);

@@ -4,7 +4,10 @@
 
 mod sums;
 
-use mirror_common::verdict::{Misfit, Verdict};
+use mirror_common::{
+    abi::Counter,
+    verdict::{Misfit, Verdict},
+};
 use mirror_core::{
     coverage::{Doubt, State, Way},
     destination::Destination,
@@ -13,7 +16,7 @@ use tokio::time::Instant;
 
 use super::*;
 use crate::{
-    dataplane::readout::{Count, MisfitCount, Readout, RingFill, SessionReadout, TapReadout},
+    dataplane::readout::{Count, Readout, RingFill, SessionReadout, TapReadout},
     model::{
         Capacity, Device, DeviceTarget, Directions, Ended, Hidden, IfIndex, MirrorId, Name, NetnsId, Origin,
         Owner, Place, PodId, Program, Session, Target, TargetName,
@@ -46,7 +49,7 @@ fn pod(name: &str, uid: &str) -> PodId {
 fn tap(ifindex: u32, pod: Option<PodId>, packets: u64) -> TapReadout {
     let owner = Owner { pod, nic: "eth0".into(), ..Owner::default() };
     let (direction, verdict) = (Direction::Egress, Verdict::Copied);
-    let cut = MisfitCount { direction, misfit: Misfit::Cut, packets: 3, bytes: 4000 };
+    let cut = (direction, Misfit::Cut, Counter { packets: 3, bytes: 4000 });
     let session = |mirror: &str, packets| SessionReadout {
         mirror: MirrorId(mirror.parse().unwrap()),
         session: Session {

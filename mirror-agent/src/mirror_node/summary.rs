@@ -6,13 +6,9 @@ use k8s_openapi::{
     apimachinery::pkg::apis::meta::v1::Time,
     jiff::{SignedDuration, Timestamp},
 };
-use mirror_api::{Cut, MirrorNodeStatus, MirrorSummary, Packets, Pods, Refusal, TargetSummary, Uncovered};
+use mirror_api::{Cut, MirrorNodeStatus, MirrorSummary, Pods, Refusal, TargetSummary, Uncovered, cut};
 use mirror_common::verdict::{Misfit, Verdict};
-use mirror_core::{
-    fair::shares,
-    status::LOSSES,
-    targets::{State, TargetState},
-};
+use mirror_core::{fair::shares, status::LOSSES, targets::TargetState};
 
 use crate::{
     dataplane::readout::{Count, Reader, SessionReadout, TapReadout},
@@ -25,30 +21,17 @@ use crate::{
 const MOST_MIRRORS: usize = 200;
 /// Maximum number of reasons for one Mirror or ClusterMirror, and for all of them.
 const MOST_REASONS: (usize, usize) = (20, 200);
-/// Maximum number of MirrorTargets in a status. A node has 16 targets, and refuses the others.
+/// Maximum number of MirrorTargets in a status. A node has 16 targets, and refuses the others. Messages are [`cut`], so a
+/// status has at most some 340 KiB.
 const MOST_TARGETS: usize = 64;
-/// Maximum length of a message in bytes. With the numbers above, a status has at most some 340 KiB.
-const MOST_BYTES: usize = 512;
 
 /// The counts of this node.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Counts {
-    /// The counts of the mirrors, by namespace (none: a ClusterMirror) and name.
-    pub(super) mirrors: BTreeMap<(Option<String>, MirrorId), OfMirror>,
+    /// The counts of the mirrors, and when their budgets of time end them, by namespace (none: a ClusterMirror) and name.
+    pub(super) mirrors: BTreeMap<(Option<String>, MirrorId), MirrorSummary>,
     /// The cut copies of all mirrors, by target.
     pub(super) cut: BTreeMap<TargetName, Cut>,
-}
-
-/// The counts of one mirror.
-#[derive(Debug, Clone, Copy, Default, PartialEq)]
-pub(super) struct OfMirror {
-    pub(super) packets: Packets,
-    /// Its sessions.
-    pub(super) nics: i64,
-    /// Its sessions that a budget has ended.
-    pub(super) ended: i64,
-    /// The last time at which the budget of time ends one of its sessions, in whole seconds.
-    pub(super) expires: Option<Timestamp>,
 }
 
 /// Reads the counts of all mirrors that come from resources, and the cut copies of all mirrors.
@@ -67,33 +50,33 @@ pub(super) fn counts_of(taps: Vec<TapReadout>, now: Timestamp) -> Counts {
             if is_ours(session.origin) {
                 let namespace = namespace.clone().filter(|_| !mirror.0.is_of_cluster_mirror());
                 let of = counts.mirrors.entry((namespace, mirror)).or_default();
-                of.add(&of_verdicts, ended.is_some());
+                add(of, &of_verdicts, ended.is_some());
                 let left = left.duration.and_then(|left| SignedDuration::try_from(left).ok());
                 let expires = left.and_then(|left| now.checked_add(left).ok());
+                // In whole seconds.
                 let expires = expires.and_then(|at| Timestamp::from_second(at.as_second()).ok());
-                of.expires = of.expires.max(expires);
+                of.expiration_time = of.expiration_time.take().max(expires.map(Time));
             }
-            for misfit in misfits.iter().filter(|misfit| misfit.misfit == Misfit::Cut) {
+            for (.., of) in misfits.iter().filter(|(_, misfit, _)| *misfit == Misfit::Cut) {
                 let cut = counts.cut.entry(session.target.clone()).or_default();
-                cut.packets += number(misfit.packets);
-                cut.bytes += number(misfit.bytes);
+                cut.packets += number(of.packets);
+                cut.bytes += number(of.bytes);
             }
         }
     }
     counts
 }
 
-impl OfMirror {
-    fn add(&mut self, counts: &[Count], has_ended: bool) {
-        let sum = |is_counted: &dyn Fn(Verdict) -> bool| {
-            let packets = counts.iter().filter(|count| is_counted(count.verdict)).map(|count| count.packets);
-            number(packets.sum::<u64>())
-        };
-        self.packets.copied += sum(&|verdict| verdict == Verdict::Copied);
-        self.packets.lost += sum(&|verdict| LOSSES.contains(&verdict));
-        self.nics += 1;
-        self.ended += i64::from(has_ended);
-    }
+/// Adds the counts of a session.
+fn add(of: &mut MirrorSummary, counts: &[Count], has_ended: bool) {
+    let sum = |is_counted: &dyn Fn(Verdict) -> bool| {
+        let packets = counts.iter().filter(|count| is_counted(count.verdict)).map(|count| count.packets);
+        number(packets.sum::<u64>())
+    };
+    of.packets.copied += sum(&|verdict| verdict == Verdict::Copied);
+    of.packets.lost += sum(&|verdict| LOSSES.contains(&verdict));
+    of.nics += 1;
+    of.ended += i64::from(has_ended);
 }
 
 /// The status of the node, without the time.
@@ -149,18 +132,14 @@ fn reasons(of: &Coverage) -> BTreeSet<&select::NotCovered> {
     if of.of.refused.is_some() { BTreeSet::new() } else { of.not_covered.iter().collect() }
 }
 
-fn of_target(TargetState { name, uid, generation, state }: &TargetState, counts: &Counts) -> TargetSummary {
-    let (refused, down) = match state {
-        State::Ready => (None, None),
-        State::Refused(why) => (Some(cut(why)), None),
-        State::Down(why) => (None, Some(cut(why))),
-    };
+fn of_target(of: &TargetState, counts: &Counts) -> TargetSummary {
+    let TargetState { name, uid, generation, refused, down } = of;
     TargetSummary {
         name: name.to_string(),
         uid: uid.clone(),
         observed_generation: *generation,
-        refused,
-        down,
+        refused: refused.as_deref().map(cut),
+        down: down.as_deref().map(cut),
         cut: counts.cut.get(name).copied(),
     }
 }
@@ -168,7 +147,7 @@ fn of_target(TargetState { name, uid, generation, state }: &TargetState, counts:
 fn of_mirror(coverage: &Coverage, counts: &Counts, most: usize) -> MirrorSummary {
     let Coverage { of, covered, .. } = coverage;
     let ResourceId { namespace, name } = &of.id;
-    let counts = counts.mirrors.get(&(namespace.clone(), of.mirror.clone())).copied().unwrap_or_default();
+    let counts = counts.mirrors.get(&(namespace.clone(), of.mirror.clone()));
     let reasons = reasons(coverage);
     MirrorSummary {
         kind: of.id.kind().to_owned(),
@@ -176,17 +155,11 @@ fn of_mirror(coverage: &Coverage, counts: &Counts, most: usize) -> MirrorSummary
         name: name.to_string(),
         uid: of.uid.clone(),
         observed_generation: of.generation,
-        refused: of
-            .refused
-            .as_ref()
-            .map(|(reason, message)| Refusal { reason: (*reason).to_owned(), message: cut(message) }),
+        refused: of.refused.as_ref().map(|(reason, message)| Refusal::new(reason, message)),
         pods: Pods { selected: number(of.pods.len()), covered: number(covered.len()) },
-        packets: counts.packets,
-        nics: counts.nics,
-        ended: counts.ended,
-        expiration_time: counts.expires.map(Time),
         more_uncovered: more(reasons.len(), most),
         uncovered: reasons.into_iter().take(most).map(reason).collect(),
+        ..counts.cloned().unwrap_or_default()
     }
 }
 
@@ -204,10 +177,6 @@ fn reason(of: &select::NotCovered) -> Uncovered {
 /// The number of entries that do not fit, if any.
 fn more(all: usize, most: usize) -> Option<i64> {
     all.checked_sub(most).filter(|more| *more > 0).map(number)
-}
-
-fn cut(text: &str) -> String {
-    text[..text.floor_char_boundary(MOST_BYTES)].to_owned()
 }
 
 fn number(count: impl TryInto<i64>) -> i64 {

@@ -6,20 +6,17 @@ mod owner;
 
 use std::sync::Mutex;
 
-use mirror_api::{Cut, Packets};
-use mirror_common::verdict::{Direction, Misfit};
-use mirror_core::{
-    model::TargetName,
-    targets::{State, TargetState},
+use mirror_api::{Cut, MirrorSummary, Packets};
+use mirror_common::{
+    abi::Counter,
+    verdict::{Direction, Misfit},
 };
+use mirror_core::{model::TargetName, targets::TargetState};
 use tokio::{sync::watch, time::sleep};
 
-use super::{
-    summary::{OfMirror, counts_of},
-    *,
-};
+use super::{summary::counts_of, *};
 use crate::{
-    dataplane::readout::{MisfitCount, SessionReadout, TapReadout},
+    dataplane::readout::{SessionReadout, TapReadout},
     model::{self, Device, Directions, IfIndex, MirrorId, Name, Origin, Place, PodId, ResourceId, Session},
     pods::kube::fake::{self, Reply},
     report::Report,
@@ -52,8 +49,9 @@ fn mirror(name: &str, pods: usize) -> Coverage {
     }
 }
 
-fn target(name: &str, state: State) -> TargetState {
-    TargetState { name: TargetName(name.parse().unwrap()), uid: "2".into(), generation: 4, state }
+fn target(name: &str, refused: Option<&str>, down: Option<&str>) -> TargetState {
+    let [refused, down] = [refused, down].map(|why| why.map(str::to_owned));
+    TargetState { name: TargetName(name.parse().unwrap()), uid: "2".into(), generation: 4, refused, down }
 }
 
 fn report(resources: Vec<Coverage>) -> Arc<Report> {
@@ -80,7 +78,13 @@ fn a_pod_is_covered_if_all_its_mirrors_cover_it() {
         &Counts {
             mirrors: [(
                 of_a,
-                OfMirror { packets, nics: 2, ended: 1, expires: Timestamp::from_second(77).ok() },
+                MirrorSummary {
+                    packets,
+                    nics: 2,
+                    ended: 1,
+                    expiration_time: Timestamp::from_second(77).ok().map(Time),
+                    ..MirrorSummary::default()
+                },
             )]
             .into(),
             ..Counts::default()
@@ -98,9 +102,9 @@ fn a_pod_is_covered_if_all_its_mirrors_cover_it() {
 #[test]
 fn a_mirror_target_is_told_with_its_state() {
     let targets = vec![
-        target("bad", State::Refused("it has no address".into())),
-        target("down", State::Down("é".repeat(1000))),
-        target("up", State::Ready),
+        target("bad", Some("it has no address"), None),
+        target("down", None, Some(&"é".repeat(1000))),
+        target("up", None, None),
     ];
     let report = Report { targets, ..Report::default() };
     let status = summary(&report, &Counts::default());
@@ -114,8 +118,7 @@ fn a_mirror_target_is_told_with_its_state() {
 /// Two taps have sessions with the target, of an annotation and of a Mirror.
 #[test]
 fn a_mirror_target_has_the_sum_of_what_was_cut_for_it() {
-    let misfit =
-        |direction, misfit, packets| MisfitCount { direction, misfit, packets, bytes: packets * 1000 };
+    let misfit = |direction, misfit, packets| (direction, misfit, Counter { packets, bytes: packets * 1000 });
     let tap = |target: &str, origin, misfits| TapReadout {
         device: Device::on_node(IfIndex(2)),
         pod_side: None,
@@ -145,7 +148,7 @@ fn a_mirror_target_has_the_sum_of_what_was_cut_for_it() {
         tap("vxlan", Origin::Annotation(Place::Pod), vec![misfit(Direction::Egress, Misfit::Cut, 4)]),
         tap("ids", Origin::Mirror, long),
     ];
-    let targets = ["ids", "unused", "vxlan"].map(|name| target(name, State::Ready)).into();
+    let targets = ["ids", "unused", "vxlan"].map(|name| target(name, None, None)).into();
     let status = summary(&Report { targets, ..Report::default() }, &counts_of(taps, Timestamp::UNIX_EPOCH));
     let cut: Vec<_> = status.targets.iter().map(|of| (of.name.as_str(), of.cut)).collect();
     let nine = Cut { packets: 9, bytes: 9000 };
@@ -156,7 +159,8 @@ fn a_mirror_target_has_the_sum_of_what_was_cut_for_it() {
 #[test]
 fn a_status_has_a_bounded_size() {
     let resources = (0..300).map(|number| mirror(&format!("{number}{}", "m".repeat(40)), 250)).collect();
-    let down = |number| target(&format!("{number}{}", "t".repeat(40)), State::Down("é".repeat(1000)));
+    let why = "é".repeat(1000);
+    let down = |number| target(&format!("{number}{}", "t".repeat(40)), None, Some(&why));
     let report = Report { targets: (0..100).map(down).collect(), ..Report::clone(&report(resources)) };
     let status = summary(&report, &Counts::default());
     assert_eq!((status.targets.len(), status.more_targets), (64, Some(36)));
@@ -228,7 +232,7 @@ async fn what_changes_is_written_and_not_too_often() {
         let packets = Packets { copied: *counted.lock().unwrap(), lost: 0 };
         let of = (Some("shop".to_owned()), mirror("a", 0).of.id.mirror());
         Ok(Counts {
-            mirrors: [(of, OfMirror { packets, nics: 1, ..OfMirror::default() })].into(),
+            mirrors: [(of, MirrorSummary { packets, nics: 1, ..MirrorSummary::default() })].into(),
             ..Counts::default()
         })
     };
@@ -260,7 +264,7 @@ async fn what_changes_is_written_and_not_too_often() {
     reports.send_replace(report(vec![]));
     writes(20).await;
     assert_eq!(writes(3600).await, 0, "there is no Mirror");
-    let targets = vec![target("up", State::Ready)];
+    let targets = vec![target("up", None, None)];
     reports.send_replace(Arc::new(Report { targets, ..Report::clone(&report(vec![])) }));
     let many = writes(3600).await;
     assert!((10..=13).contains(&many), "{many} in an hour with a MirrorTarget");

@@ -24,7 +24,7 @@ use super::{
     parse::parse,
     static_pods::{StaticPods, claimed_uid},
 };
-use crate::model::Pod;
+use crate::{model::Pod, told::is_news};
 
 /// The interval between attempts to watch a deleted directory again.
 const LOOK_AGAIN_AFTER: Duration = Duration::from_secs(1);
@@ -83,13 +83,12 @@ impl PodFile {
             }
             Err(problem) => {
                 let problem = format!("{problem:#}");
-                if self.problem.as_ref() != Some(&problem) {
+                if is_news(&mut self.problem, &problem) {
                     let effect = match self.pods {
                         Some(_) => "the last good list of pods stays in force",
                         None => "there is no list of pods yet",
                     };
                     error!(file = %self.path.display(), error = problem, "the pods file is bad; {effect}");
-                    self.problem = Some(problem);
                 }
                 false
             }

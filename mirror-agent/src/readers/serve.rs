@@ -2,8 +2,8 @@
 //!
 //! ```text
 //! POST /v1/packets  a line with a ReadRequest. While the server wants packets, it does not end the body
-//!   200             pcapng, as `cmd::tail` writes it, with a Note for each selected pod and each change, and one without
-//!                   a pod ("ready") after the first Notes; the counters each second and at the end
+//!   200             pcapng, as `cmd::tail` writes it, with a Note for each selected pod, or the interface, and each
+//!                   change, and one without both ("ready") after the first Notes; the counters each second and at the end
 //! POST /v1/reports  a line with a ReportRequest
 //!   200             an array of PodReports
 //! 400, 409 (the interface cannot be read), 429 (no place for a reader), 503: the reason, as text
@@ -55,10 +55,10 @@ use super::{PING, PING_TIMEOUT, Refused, WINDOW, reports};
 use crate::{
     cmd::tail::{self, Ask, Since},
     control::{self, ReaderOf, Subject},
-    model::{PodId, RingId},
+    model::{MirrorId, PodId, RingId},
     pods::kube::{directions, selector},
-    report::Reports,
-    select::{Coverage, MAX_READERS},
+    report::{Report, Reports},
+    select::{Coverage, MAX_READERS, Skipped, Why},
     settings::{FILTER, SETTINGS},
 };
 
@@ -75,6 +75,8 @@ const PATIENCE: Duration = Duration::from_secs(5);
 const PART: usize = 16 << 10;
 /// Interval of the counters.
 const COUNT: Duration = Duration::from_secs(1);
+/// The message about a pod or an interface that is read.
+const READ: &str = "its packets are read";
 
 type Body = UnsyncBoxBody<Bytes, io::Error>;
 
@@ -170,12 +172,13 @@ impl Node {
             let why = outcome(reading).await.err();
             return Err(Refused(code, why.unwrap_or_else(|| "the agent has ended the request".to_owned())));
         };
+        let interface = if let ReadOf::Interface(name) = of { Some(name) } else { None };
         let reports = self.reports.clone();
         tokio::spawn(async move {
             tokio::select! {
                 // The server wants no more packets, or has disconnected.
                 () = async { while let Some(Ok(_)) = body.frame().await {} } => {}
-                () = tell(ring, reports, asks) => {}
+                () = tell(ring, interface, reports, asks) => {}
             }
             drop(stop);
             match outcome(reading).await {
@@ -262,13 +265,13 @@ async fn outcome<T>(work: JoinHandle<anyhow::Result<T>>) -> Result<T, String> {
 }
 
 /// Writes notes and counters among the packets of a reader, until the reading ends.
-async fn tell(ring: RingId, mut reports: Reports, asks: mpsc::Sender<Ask>) {
+async fn tell(ring: RingId, interface: Option<String>, mut reports: Reports, asks: mpsc::Sender<Ask>) {
     let ready = Note { pod: None, nic: None, reason: None, message: "ready".to_owned() };
     let (mut told, mut first) = (BTreeSet::new(), serde_json::to_string(&ready).ok());
     let mut count = interval_at(Instant::now() + COUNT, COUNT);
     count.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
-        let now = notes(reports.borrow_and_update().readers.get(&ring));
+        let now = notes(&reports.borrow_and_update(), ring, interface.as_ref());
         let new: Vec<_> = now.difference(&told).cloned().chain(first.take()).collect();
         told = now;
         if !new.is_empty() && asks.send(Ask::Notes(new)).await.is_err() {
@@ -286,17 +289,27 @@ async fn tell(ring: RingId, mut reports: Reports, asks: mpsc::Sender<Ask>) {
     }
 }
 
-/// The notes about the pods that a reader selects, in JSON.
-fn notes(of: Option<&Coverage>) -> BTreeSet<String> {
-    let Some(Coverage { of, covered, not_covered }) = of else { return BTreeSet::new() };
+/// The notes about the pods that a reader selects, or about its interface, in JSON.
+fn notes(report: &Report, ring: RingId, interface: Option<&String>) -> BTreeSet<String> {
     let note = |pod: Option<&PodId>, nic: Option<&String>, reason: Option<&str>, message: &str| Note {
         pod: pod.map(PodId::to_string),
         nic: nic.cloned(),
         reason: reason.map(str::to_owned),
         message: message.to_owned(),
     };
+    if interface.is_some() {
+        let number = |mirror: &MirrorId| mirror.0.capture_number();
+        let is_of_it = |of: &&Skipped| of.mirror.as_ref().and_then(number) == Some(ring.0);
+        let why = report.skipped.iter().find(is_of_it).map(|of| &of.why);
+        let message = why.map_or_else(|| READ.to_owned(), Why::to_string);
+        let note = note(None, interface, why.map(Why::name), &message);
+        return serde_json::to_string(&note).into_iter().collect();
+    }
+    let Some(Coverage { of, covered, not_covered }) = report.readers.get(&ring) else {
+        return BTreeSet::new();
+    };
     let refused = of.refused.iter().map(|(reason, message)| note(None, None, Some(*reason), message));
-    let read = covered.iter().map(|pod| note(Some(pod), None, None, "its packets are read"));
+    let read = covered.iter().map(|pod| note(Some(pod), None, None, READ));
     let unread = not_covered.iter();
     let unread = unread.map(|of| note(Some(&of.pod), of.nic.as_ref(), Some(of.reason), &of.message));
     refused.chain(read).chain(unread).filter_map(|note| serde_json::to_string(&note).ok()).collect()

@@ -24,16 +24,14 @@ use crate::{
     model::{
         Actual, ActualTap, Desired, Device, HookState, LinkKind, LinkSnapshot, MirrorId, Owner, Program, Tap,
     },
+    pace::rest,
     pods::PodSource,
     report::{Judged, NicCoverage, Report},
     select::{Skipped, Why},
 };
 
-/// The shortest and the longest interval between two readings.
-const EVERY: (Duration, Duration) = (Duration::from_secs(2), Duration::from_secs(30));
-/// The pause after a reading, in multiples of its duration. So readings take about 1/100 of a CPU, however many taps
-/// there are.
-const REST: u32 = 100;
+/// The shortest interval between two readings.
+const EVERY: Duration = Duration::from_secs(2);
 /// The grace period before a bypass is reported while the tap moves to its other side.
 const CHANGE: Duration = Duration::from_secs(10);
 
@@ -84,7 +82,7 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
             let carried = carried.get(&device).map(|carried| &carried[INGRESS]);
             has_changed |= self.memory.routes.take(device, carried, is_bypassed);
         }
-        self.memory.coverage.due = Some(Instant::now() + (began.elapsed() * REST).clamp(EVERY.0, EVERY.1));
+        self.memory.coverage.due = Some(Instant::now() + rest(began.elapsed(), EVERY));
         if !has_changed {
             let coverage = self.memory.coverage.report(&self.memory.routes);
             let report = Report { coverage, ..Report::clone(&self.report.borrow()) };
@@ -243,9 +241,8 @@ impl Watch {
                 // The reason concerns the whole pod, unless only captures copy this direction.
                 let is_of_captures = |mirror: &MirrorId| mirror.0.is_capture();
                 let only = is_of_captures(first) && mirrors.all(is_of_captures);
-                let mirror = only.then(|| first.clone());
-                let (pod, nic) = (tap.head.owner.pod.clone(), Some(tap.head.owner.nic.clone()));
-                skipped.push(Skipped { pod, nic, mirror, why: Why::Bypassed(direction, way) });
+                let (mirror, why) = (only.then_some(first), Why::Bypassed(direction, way));
+                skipped.push(Skipped::of_nic(&tap.head.owner, mirror, why));
             }
         }
         skipped

@@ -3,15 +3,15 @@
 //! One pod that cannot be tapped must not delay all others. A failed operation may cause events itself, which must not
 //! trigger another attempt at once.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    time::Duration,
-};
+use std::collections::{BTreeMap, BTreeSet};
 
 use tokio::time::Instant;
 
 use super::RETRY;
-use crate::model::{Device, Op};
+use crate::{
+    backoff::Backoff,
+    model::{Device, Op},
+};
 
 /// The devices that wait.
 #[derive(Default)]
@@ -22,8 +22,8 @@ struct Failed {
     /// at once.
     ops: Vec<Op>,
     why: BTreeSet<String>,
-    at: Instant,
-    wait: Duration,
+    backoff: Backoff,
+    until: Instant,
 }
 
 impl Failed {
@@ -36,7 +36,7 @@ impl DeviceBackoff {
     /// Returns the errors for which these ops of a device wait; `None` if they may be tried now.
     pub(super) fn why(&self, device: Device, ops: &[Op], now: Instant) -> Option<&BTreeSet<String>> {
         let failed = self.0.get(&device)?;
-        (failed.covers(ops) && now < failed.at + failed.wait).then_some(&failed.why)
+        (failed.covers(ops) && now < failed.until).then_some(&failed.why)
     }
 
     /// Records that the ops of a device failed. The wait doubles each time. Returns the errors to report. If the device
@@ -51,9 +51,10 @@ impl DeviceBackoff {
         now: Instant,
     ) -> BTreeSet<String> {
         let before = self.0.get(&device).filter(|failed| failed.covers(ops));
-        let wait = before.map_or(RETRY.0, |failed| (failed.wait * 2).min(RETRY.1));
+        let mut backoff = before.map_or(RETRY, |failed| failed.backoff);
         let why = if has_gone && before.is_none() { BTreeSet::new() } else { why };
-        self.0.insert(device, Failed { ops: ops.to_vec(), why: why.clone(), at: now, wait });
+        let until = now + backoff.pause();
+        self.0.insert(device, Failed { ops: ops.to_vec(), why: why.clone(), backoff, until });
         why
     }
 
@@ -70,12 +71,14 @@ impl DeviceBackoff {
 
     /// The time of the next attempt.
     pub(super) fn next(&self) -> Option<Instant> {
-        self.0.values().map(|failed| failed.at + failed.wait).min()
+        self.0.values().map(|failed| failed.until).min()
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
     use crate::model::{IfIndex, Program};
 

@@ -109,12 +109,8 @@ impl Devices {
         let taps = wanted.values().filter(|tap| tap.head.is_inside() && tap.head.exit.is_none());
         let missing = taps.filter_map(|tap| {
             let why = self.error(Made::Hub).or_else(|| self.error(Made::Relay(tap.head.owner.netns)))?;
-            exit::needs_exit(tap, policy).then(|| Skipped {
-                pod: tap.head.owner.pod.clone(),
-                nic: Some(tap.head.owner.nic.clone()),
-                mirror: None,
-                why: Why::NoRelayDevice(why.clone()),
-            })
+            let why = exit::needs_exit(tap, policy).then(|| Why::NoRelayDevice(why.clone()))?;
+            Some(Skipped::of_nic(&tap.head.owner, None, why))
         });
         missing.collect()
     }

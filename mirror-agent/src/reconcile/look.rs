@@ -12,7 +12,7 @@ use mirror_core::collector;
 use tokio::time::Instant;
 
 use super::{
-    RETRY, Reconciler,
+    AGAIN, Reconciler,
     refused::{refuse_mirrors, refuse_selection},
 };
 use crate::{
@@ -62,7 +62,7 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
             looks += 1;
             if !has_changed || looks == MOST_LOOKS {
                 // Not every change of a pod's devices is an event on the node.
-                let wait = has_changed.then_some(RETRY.0);
+                let wait = has_changed.then_some(AGAIN);
                 self.memory.schedule.after(Instant::now(), wait, "devices have changed");
                 self.memory.devices.note(&node.links, &node.actual);
                 return Ok((node, selection));

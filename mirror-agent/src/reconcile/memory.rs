@@ -32,9 +32,9 @@ use crate::{
         Actual, ActualTap, Desired, Device, IfIndex, MirrorId, Op, Pod, Program, RingId, Tap, Target,
         TargetName, TargetResource,
     },
-    plan::{Misfit, Plan, Unfit, plan, retarget, stay_ended},
+    plan::{Plan, plan, retarget, stay_ended},
     report::{Mirrors, Report},
-    select::{Choice, Coverage, Filters, Policy, Readers, Selection, Skipped, Why, coverage},
+    select::{Choice, Coverage, Filters, Policy, Readers, Selection, Skipped, coverage},
     settings::{Budget, Rate},
 };
 
@@ -160,8 +160,10 @@ impl Memory {
             "no session or tap uses a program or a relay device",
         );
         let (resting, rests_until) = self.removed.resting(now);
-        let misfits = unfit.iter().map(|unfit| (unfit.device, unfit.mirror.clone())).collect();
-        let unfit = unfit.into_iter().map(|unfit| not_installed(unfit, &desired));
+        let misfits = unfit.keys().cloned().collect();
+        let unfit = unfit.into_iter().filter_map(|((device, mirror), why)| {
+            Some(Skipped::of_nic(&desired.taps.get(&device)?.head.owner, Some(&mirror), why))
+        });
         let known = selection.skipped.into_iter().chain(unfit);
         let skipped = known.chain(hidden::of_taps(&desired, actual)).chain(without_relay).collect();
         Decision { desired, ops, at: now, resting, rests_until, coming, misfits, skipped }
@@ -264,16 +266,4 @@ impl Memory {
         let is_long = |name: &TargetName| now.saturating_duration_since(self.down[name]) >= TARGET_GRACE;
         down.iter().filter(|(name, _)| is_long(name)).map(|(name, why)| (name.clone(), why.clone())).collect()
     }
-}
-
-/// Converts a session that cannot be installed to a skipped one.
-fn not_installed(unfit: Unfit, desired: &Desired) -> Skipped {
-    let Unfit { device, mirror, why } = unfit;
-    let owner = desired.taps.get(&device).map(|tap| tap.head.owner.clone()).unwrap_or_default();
-    let mirror = Some(mirror).filter(|mirror| *mirror != MirrorId::default());
-    let why = match why {
-        Misfit::NoRoom(table) => Why::NoRoom(table),
-        Misfit::FilterRefused(why) => Why::FilterRefused(why),
-    };
-    Skipped { pod: owner.pod, nic: Some(owner.nic), mirror, why }
 }

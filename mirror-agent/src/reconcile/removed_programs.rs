@@ -12,16 +12,16 @@ use mirror_common::verdict::Direction;
 use tokio::time::Instant;
 
 use crate::{
-    model::{Actual, ActualTap, Desired, Device, HookState, Program, Session},
+    backoff::Backoff,
+    model::{Actual, ActualTap, Desired, Device, HookState, Program},
     select::{Skipped, Why},
 };
 
 /// The time that the reason stays.
 const STAYS: Duration = Duration::from_secs(30);
-/// The shortest and the longest interval between attaching a program twice. It doubles each time, while the reason
-/// stays. A process in the pod can remove the program as fast as the agent attaches it, and loading it takes the kernel
-/// some time.
-const REST: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(8));
+/// The intervals between attaching a program twice, while the reason stays. A process in the pod can remove the program
+/// as fast as the agent attaches it, and loading it takes the kernel some time.
+const REST: Backoff = Backoff::new(Duration::from_secs(1), Duration::from_secs(8));
 
 /// The directions of taps in which packets may have been missed.
 #[derive(Default)]
@@ -32,8 +32,8 @@ struct Gap {
     found: Instant,
     /// The earliest time to attach it again.
     rests_until: Instant,
-    /// The pause after the next attempt.
-    rest: Duration,
+    /// The pauses after the next attempts.
+    rest: Backoff,
     /// The hook. The other hook of the device has its own pause. With a common one, each hook could become due while
     /// the other one pauses.
     at: (Device, Program),
@@ -41,7 +41,7 @@ struct Gap {
 
 impl Gap {
     fn new(at: (Device, Program), now: Instant) -> Self {
-        Self { found: now, rests_until: now, rest: REST.0, at }
+        Self { found: now, rests_until: now, rest: REST, at }
     }
 }
 
@@ -59,12 +59,11 @@ impl RemovedPrograms {
         for (device, tap) in &desired.taps {
             for direction in Direction::ALL {
                 let (at, program) = tap.head.hook(*device, direction);
-                let is_copied = |session: &Session| session.directions.bits() & direction.bit() != 0;
                 let installed = actual.taps.get(&at);
                 // The earlier tap of another owner is irrelevant for this one.
                 let entry = actual.taps.get(device).and_then(|installed| installed.tap.as_ref());
                 let is_same = entry.is_some_and(|entry| entry.head.owner.is_same(&tap.head.owner));
-                if !is_same || at.is_on_node() || !tap.sessions.values().any(is_copied) {
+                if !is_same || at.is_on_node() || !tap.copies(direction) {
                     self.0.remove(&(*device, direction));
                     continue;
                 }
@@ -78,13 +77,11 @@ impl RemovedPrograms {
                     (gap.found, gap.at) = (now, (at, program));
                     if gap.rests_until <= now {
                         // The program is attached in this round.
-                        gap.rests_until = now + gap.rest;
-                        gap.rest = (gap.rest * 2).min(REST.1);
+                        gap.rests_until = now + gap.rest.pause();
                     }
                 }
                 if self.0.contains_key(&(*device, direction)) {
-                    let (pod, nic) = (tap.head.owner.pod.clone(), Some(tap.head.owner.nic.clone()));
-                    skipped.push(Skipped { pod, nic, mirror: None, why: Why::Removed(direction) });
+                    skipped.push(Skipped::of_nic(&tap.head.owner, None, Why::Removed(direction)));
                 }
             }
         }

@@ -14,7 +14,7 @@ use std::{
 
 use mirror_common::verdict::Direction;
 use mirror_core::{
-    coverage::{Carried, Cni, Reason, Route},
+    coverage::{Carried, Reason, Route, cni_of},
     select::{see_inside, with_two_sides},
 };
 use tokio::time::Instant;
@@ -25,6 +25,7 @@ use crate::{
     dataplane::Dataplane,
     links::LinkTable,
     model::{Actual, Desired, Device, LinkSnapshot, Owner, Tap},
+    pace::rest,
     pods::PodSource,
     select::{Capture, Choice, Selection, select},
 };
@@ -32,10 +33,8 @@ use crate::{
 /// The index of packets to the pod, in tables by direction.
 pub(super) const INGRESS: usize = Direction::Ingress as usize;
 
-/// The shortest and the longest interval between two queries for the CNIs of all taps.
-const EVERY: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
-/// The pause after a query, in multiples of its duration.
-const REST: u32 = 100;
+/// The shortest interval between two queries for the CNIs of all taps.
+const EVERY: Duration = Duration::from_secs(1);
 
 /// The veths whose taps can see packets to the pod on either side.
 pub(super) struct Routes {
@@ -175,13 +174,13 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
                 log_change(owner, before, route.inside());
             }
         }
-        self.memory.routes.due = Instant::now() + (began.elapsed() * REST).clamp(EVERY.0, EVERY.1);
+        self.memory.routes.due = Instant::now() + rest(began.elapsed(), EVERY);
     }
 
     /// Returns the known CNI that has a program at a device of the node.
-    async fn cni_at(&mut self, device: Device) -> Option<Cni> {
+    async fn cni_at(&mut self, device: Device) -> Option<&'static str> {
         match self.dataplane.programs_at(device.ifindex).await {
-            Ok(names) => names.iter().find_map(|name| Cni::of_program(name)),
+            Ok(names) => names.iter().find_map(|name| cni_of(name)),
             Err(error) => {
                 // The counters still show packets that bypass the tap.
                 debug!(%device, "cannot read the programs of other software: {error:#}");

@@ -18,7 +18,7 @@ use mirror_core::{
     collector,
     destination::Destination,
     targets::{self, TargetState, Targets},
-    tunnel::{self, Blocked},
+    tunnel,
 };
 
 impl Memory {
@@ -91,20 +91,17 @@ impl Memory {
                     collector::until_listed(nic, before, links)
                 }
             };
-            let is_passing = absent.as_ref().is_some_and(collector::Absent::is_passing);
+            let (why, is_passing) = absent.unzip();
+            let is_passing = is_passing.unwrap_or_default();
             if is_passing {
                 let pods = collector::of(nic, pods.unwrap_or_default()).filter(|pod| pod.netns.is_none());
                 expected.extend(pods.map(|pod| pod.id.uid.clone()));
             }
             targets.insert(name.clone(), target);
-            reached.push((name, absent.map(|absent| absent.to_string()), is_passing));
+            reached.push((name, why, is_passing));
         }
         for (name, tunnel) in self.policy.tunnels() {
-            let (target, blocked) = tunnel::target(tunnel, links);
-            let why = blocked.map(|blocked| match (&blocked, self.devices.why_no_tunnel(tunnel)) {
-                (Blocked::NoDevice(_), Some(why)) => why.clone(),
-                _ => blocked.to_string(),
-            });
+            let (target, why) = tunnel::target(tunnel, links, self.devices.why_no_tunnel(tunnel));
             targets.insert(name.clone(), target);
             reached.push((name, why, false));
         }

@@ -20,7 +20,7 @@ use std::{
 };
 
 use mirror_common::verdict::TapKind;
-use mirror_core::{coverage::Carried, destination::Destination, exit};
+use mirror_core::{coverage::Carried, destination::Destination, exit, mirror_iface::MirrorIface};
 
 use super::{carry_out::SLICE, look::MOST_LOOKS, *};
 use crate::{
@@ -205,7 +205,7 @@ fn world() -> World {
 
 fn world_with(reading: Reading) -> World {
     let policy = Policy { is_strict: true, ..Policy::default() };
-    let mirrors = MirrorIfaces::new(None, true);
+    let mirrors = MirrorIfaces::new(MirrorIface::new("", None));
     let metrics = LoopMetrics::new().unwrap();
     Reconciler::new(Pods::default(), Table::default(), Fake::default(), reading, policy, mirrors, metrics)
 }

@@ -6,7 +6,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 
 use super::{
     ACCEPTED, Asked, ByNode, READY, REPORT_STALE, Value, by_age, condition, is_renewed, most_told, name,
-    no_nodes, not_refused, number, observed, of_type, report_stale, text, word,
+    no_nodes, not_all_told, not_refused, number, observed, of_type, report_stale, text, word,
 };
 use crate::{Cut, MirrorTargetStatus, NotReady, Refusal, TargetNodes, TargetSummary};
 
@@ -115,9 +115,7 @@ fn ready(
         return report_stale(stale);
     }
     if asked.left_out > 0 {
-        let nodes = if asked.left_out == 1 { "node has" } else { "nodes have" };
-        let message = format!("{} {nodes} more MirrorTargets than a MirrorNode can hold", asked.left_out);
-        return is("Unknown", "NotAllTold", message);
+        return not_all_told(asked.left_out, "MirrorTargets");
     }
     if desired == 0 {
         return no_nodes();

@@ -92,22 +92,26 @@ fn there_is_a_reason_where_no_copy_can_go() {
         why.unwrap()
     };
     let ids = "pod:security/ids";
-    assert_eq!(why("pod:security/other", &pods, &links), Absent::NoPod);
-    assert_eq!(why("pod:other/ids", &pods, &links), Absent::NoPod);
-    assert_eq!(why(ids, &[], &links), Absent::NoPod);
-    assert_eq!(why(ids, &[Pod { host_network: true, ..pod("1") }], &links), Absent::HostNetwork);
-    assert_eq!(why(ids, &pods, &LinkSnapshot::default()), Absent::NoNetns);
-    assert_eq!(why("pod:security/ids/net1", &pods, &links), Absent::NoNic(Some("net1".into())));
-    assert_eq!(why("pod:security/ids/net9", &pods, &links), Absent::NoVeth("net9".into()));
+    let (lasting, passing) = (|why: &str| (why.to_owned(), false), |why: &str| (why.to_owned(), true));
+    let (no_pod, host_network) = (lasting("no such pod is on this node"), lasting(HOST_NETWORK));
+    assert_eq!(why("pod:security/other", &pods, &links), no_pod);
+    assert_eq!(why("pod:other/ids", &pods, &links), no_pod);
+    assert_eq!(why(ids, &[], &links), no_pod);
+    assert_eq!(why(ids, &[Pod { host_network: true, ..pod("1") }], &links), host_network);
+    let no_process = passing("no process of the pod runs on this node yet");
+    assert_eq!(why(ids, &pods, &LinkSnapshot::default()), no_process);
+    assert_eq!(why("pod:security/ids/net1", &pods, &links), lasting("the pod has no interface \"net1\""));
+    let no_veth = lasting("the pod's interface \"net9\" has no veth peer on the node");
+    assert_eq!(why("pod:security/ids/net9", &pods, &links), no_veth);
     let mut changed = links.clone();
     changed.pods.insert("1".into(), Err("no".into()));
-    assert_eq!(why(ids, &pods, &changed), Absent::NetnsUnreadable("no".into()));
+    assert_eq!(why(ids, &pods, &changed), lasting("the pod's network namespace cannot be read: no"));
     let mut changed = links.clone();
     changed.pods.get_mut("1").unwrap().as_mut().unwrap().links.truncate(1);
-    assert_eq!(why(ids, &pods, &changed), Absent::NoNic(None));
+    assert_eq!(why(ids, &pods, &changed), passing("the pod has no interface but loopback yet"));
     let mut changed = links;
     changed.pods.get_mut("1").unwrap().as_mut().unwrap().is_host = true;
-    assert_eq!(why(ids, &pods, &changed), Absent::HostNetwork);
+    assert_eq!(why(ids, &pods, &changed), host_network);
 }
 
 /// The device is known but down: the reason names the NIC.
@@ -116,7 +120,8 @@ fn a_device_that_is_down_has_a_reason_too() {
     let mut links = node("1");
     links.host.get_mut(&IfIndex(11)).unwrap().carrier = false;
     let expected = DeviceTarget { up: false, ..found("pod:security/ids", 11) };
-    let expected = (expected, Some(Absent::Down("eth0".into())));
+    let why = "the pod's interface \"eth0\" or the node side of its veth is down".to_owned();
+    let expected = (expected, Some((why, false)));
     assert_eq!(target(&nic("pod:security/ids"), &[pod("1")], &links), expected);
 }
 
@@ -165,7 +170,7 @@ fn until_there_is_a_list_the_last_target_holds() {
     assert_eq!(until_listed(&nic(text), Some(&before), &links), (now, None));
 
     let nothing = DeviceTarget { destination: text.parse().unwrap(), ..DeviceTarget::default() };
-    let nothing = (nothing, Some(Absent::NoList));
+    let nothing = (nothing, Some(("the pods of this node are not known yet".to_owned(), true)));
     assert_eq!(until_listed(&nic(text), None, &links), nothing);
     let other = DeviceTarget { destination: "pod:security/other".parse().unwrap(), ..before.clone() };
     assert_eq!(until_listed(&nic(text), Some(&other), &links), nothing, "another pod's");

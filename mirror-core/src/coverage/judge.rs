@@ -272,21 +272,21 @@ impl Judge {
 impl Step {
     /// Returns `None` if a counter decreased.
     fn between(then: &Reading, now: &Reading) -> Option<Self> {
-        let carried = now.carried.nic.minus(&then.carried.nic)?;
+        let carried = now.carried.nic.minus(then.carried.nic)?;
         let mut step = Self { around: Carried::around(&then.carried, &now.carried)?, ..Self::default() };
         if let (Some(old), Some(seen)) = (then.seen, now.seen)
             && old.serial == seen.serial
         {
-            seen.before.minus(&old.after)?;
+            seen.before.minus(old.after)?;
             step.carried = carried;
-            step.seen = seen.after.minus(&old.before)?;
+            step.seen = seen.after.minus(old.before)?;
             step.is_whole = true;
         }
         Some(step)
     }
 
     fn plus(&self, other: &Self) -> Self {
-        let (carried, seen) = (self.carried.plus(&other.carried), self.seen.plus(&other.seen));
+        let (carried, seen) = (self.carried.plus(other.carried), self.seen.plus(other.seen));
         Self { carried, seen, ..Self::default() }
     }
 
@@ -311,16 +311,4 @@ impl Step {
 /// Whether `seen` is at least `parts`/`of` of `carried`.
 fn is_part(seen: u64, carried: u64, parts: u32, of: u32) -> bool {
     u128::from(seen) * u128::from(of) >= u128::from(carried) * u128::from(parts)
-}
-
-impl Count {
-    fn minus(&self, other: &Self) -> Option<Self> {
-        let packets = self.packets.checked_sub(other.packets)?;
-        Some(Self { packets, bytes: self.bytes.checked_sub(other.bytes)? })
-    }
-
-    fn plus(&self, other: &Self) -> Self {
-        let packets = self.packets.saturating_add(other.packets);
-        Self { packets, bytes: self.bytes.saturating_add(other.bytes) }
-    }
 }

@@ -14,40 +14,21 @@ use super::{CLEAR, Carried, FEW};
 /// Maximum time without a packet past the node side before the tap returns there.
 pub const LONGEST: Duration = Duration::from_secs(3600);
 
-/// A CNI whose programs, in some modes, deliver packets to pods past the node sides of their veths.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Cni {
-    /// Cilium: in the mode of eBPF host routing.
-    Cilium,
-    /// Calico: with its eBPF dataplane.
-    Calico,
-}
+/// The CNIs whose programs, in some modes, deliver packets to pods past the node sides of their veths, by the prefixes of
+/// the programs' names: Cilium with eBPF host routing, and Calico with its eBPF dataplane. The kernel keeps 15 bytes of a
+/// name.
+const CNIS: [(&str, &str); 3] = [("cil_", "Cilium"), ("cali_", "Calico"), ("calico_", "Calico")];
 
-impl Cni {
-    /// Prefixes of the CNIs' program names. The kernel keeps 15 bytes of a name.
-    const PROGRAMS: [(&str, Self); 3] =
-        [("cil_", Self::Cilium), ("cali_", Self::Calico), ("calico_", Self::Calico)];
-
-    /// The CNI that has a program of this name on the node side of a veth.
-    pub fn of_program(name: &str) -> Option<Self> {
-        let known = Self::PROGRAMS.into_iter().find(|(begin, _)| name.starts_with(begin));
-        known.map(|(_, cni)| cni)
-    }
-
-    /// Name of the CNI.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Cilium => "Cilium",
-            Self::Calico => "Calico",
-        }
-    }
+/// The name of the CNI that has a program of this name on the node side of a veth.
+pub fn cni_of(program: &str) -> Option<&'static str> {
+    CNIS.into_iter().find(|(prefix, _)| program.starts_with(prefix)).map(|(_, cni)| cni)
 }
 
 /// Why ingress is seen at the NIC.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Reason {
     /// Programs of this CNI are on the node side.
-    Cni(Cni),
+    Cni(&'static str),
     /// Packets have bypassed the node side.
     Around,
 }
@@ -57,8 +38,7 @@ impl fmt::Display for Reason {
         match self {
             Self::Cni(cni) => write!(
                 f,
-                "programs of {} are at the node side of the veth, and can deliver packets to the pod past it",
-                cni.name()
+                "programs of {cni} are at the node side of the veth, and can deliver packets to the pod past it"
             ),
             Self::Around => {
                 write!(f, "packets have got to the pod around the node's end of the veth (bpf_redirect_peer)")
@@ -70,7 +50,7 @@ impl fmt::Display for Reason {
 /// The state of one veth.
 #[derive(Debug, Clone)]
 pub struct Route {
-    cni: Option<Cni>,
+    cni: Option<&'static str>,
     /// The NIC's counters include the packets that bypass the node side.
     tells: bool,
     is_around: bool,
@@ -83,7 +63,7 @@ impl Route {
     /// The state of a veth. `cni`: the CNI whose programs are already on the node side. `tells`: the NIC's counters
     /// include the packets that bypass the node side. `is_inside`: the installed tap sees ingress at the NIC, because
     /// an earlier agent had a reason for it.
-    pub fn new(cni: Option<Cni>, tells: bool, is_inside: bool) -> Self {
+    pub fn new(cni: Option<&'static str>, tells: bool, is_inside: bool) -> Self {
         Self { cni, tells, is_around: is_inside, since: None, returns: 0 }
     }
 
@@ -98,7 +78,7 @@ impl Route {
     }
 
     /// Notes that programs of this CNI are on the node side.
-    pub const fn learn(&mut self, cni: Cni) {
+    pub const fn learn(&mut self, cni: &'static str) {
         self.cni = Some(cni);
     }
 
@@ -193,7 +173,7 @@ mod tests {
                 "cali_tc_preambl:[17]", "calico_to_workl",
             ]),
         ) {
-            let cni = Cni::of_program(name);
+            let cni = cni_of(name);
             let mut route = Route::new(cni.filter(|_| comes == 0), tells, was_inside);
             let (mut at, mut crossed, mut around) = (0, 0, 0);
             for (index, (more, bypass, seconds)) in steps.into_iter().enumerate() {
@@ -220,7 +200,7 @@ mod tests {
     #[test]
     fn other_programs_are_no_known_cni() {
         for name in ["", "tap_ingress", "neighbour", "behind", "cilium", "xcil_from"] {
-            assert_eq!(Cni::of_program(name), None, "{name}");
+            assert_eq!(cni_of(name), None, "{name}");
         }
     }
 

@@ -309,11 +309,14 @@ fn devices_that_would_see_the_copies_again_are_in_conflict() {
         dummy(),
     ]);
 
-    let name = || "veth4".to_owned();
-    assert_eq!(conflict(&tapped, &tapped, &links), Some(Conflict::Same(name())));
-    assert_eq!(conflict(&bridge, &tapped, &links), Some(Conflict::Master(name())));
-    assert_eq!(conflict(&other_end, &tapped, &links), Some(Conflict::Peer(name())));
-    assert_eq!(conflict(&into_bridge, &tapped, &links), Some(Conflict::PeerInBridge(name())));
+    for (mirror, expected) in [
+        (&tapped, "veth4 is the mirror interface itself"),
+        (&bridge, "veth4 is a port of the mirror interface"),
+        (&other_end, "the mirror interface is the other end of veth4's veth"),
+        (&into_bridge, "copies on the mirror interface would come back through the bridge of veth4"),
+    ] {
+        assert_eq!(conflict(mirror, &tapped, &links).as_deref(), Some(expected));
+    }
     assert_eq!(conflict(&dummy(), &tapped, &links), None);
     assert_eq!(conflict(&port, &tapped, &links), None, "another port of the bridge leads out of it");
 

@@ -125,13 +125,6 @@ pub enum Hidden {
     AtExit(String),
 }
 
-impl Hidden {
-    /// Whether no packet is seen, so that the direction is not mirrored.
-    pub const fn is_everything(&self) -> bool {
-        matches!(self, Self::NoHook | Self::All(..))
-    }
-}
-
 impl fmt::Display for Hidden {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -198,42 +191,6 @@ pub struct Capacity {
     pub filters: usize,
     /// Instructions of all filter programs together.
     pub instructions: usize,
-}
-
-/// A table that is full, with its capacity.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum NoRoom {
-    /// The table of taps.
-    Taps(usize),
-    /// The table of sessions.
-    Sessions(usize),
-    /// The table of different filters.
-    Filters(usize),
-    /// The memory for the programs of filters, in instructions.
-    Instructions(usize),
-    /// The keys of a tunnel. Each tap uses a key of its own.
-    Keys(usize),
-}
-
-impl fmt::Display for NoRoom {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Taps(most) => write!(f, "the limit of {most} taps per node is reached"),
-            Self::Sessions(most) => {
-                write!(f, "the limit of {most} sessions (mirrors of NICs) per node is reached")
-            }
-            Self::Filters(most) => write!(f, "the limit of {most} different filters per node is reached"),
-            Self::Instructions(most) => {
-                write!(
-                    f,
-                    "the limit of {most} instructions of all filters per node is exceeded by this filter"
-                )
-            }
-            Self::Keys(most) => {
-                write!(f, "all {most} keys of the target's tunnel, one for each NIC, are in use")
-            }
-        }
-    }
 }
 
 /// The installed state.

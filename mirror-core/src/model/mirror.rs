@@ -61,6 +61,13 @@ pub struct Tap {
     pub sessions: BTreeMap<MirrorId, Session>,
 }
 
+impl Tap {
+    /// Whether a session copies packets of this direction.
+    pub fn copies(&self, direction: Direction) -> bool {
+        self.sessions.values().any(|session| session.directions.bits() & direction.bit() != 0)
+    }
+}
+
 /// A [`Tap`] without its sessions.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TapHead {
@@ -158,11 +165,6 @@ pub struct Session {
 }
 
 impl Session {
-    /// Returns the form of the copies.
-    pub fn form(&self) -> Form<'_> {
-        Form { target: &self.target, snaplen: self.settings.snaplen }
-    }
-
     /// Hashes what the author of a mirror wrote: the directions, and these settings by their keys. The node's defaults
     /// are not part of it.
     pub fn asked<'a>(directions: Directions, written: impl IntoIterator<Item = (&'a str, &'a str)>) -> u32 {
@@ -184,16 +186,6 @@ impl Session {
             && self.target == other.target
             && self.settings.asks_the_same(&other.settings)
     }
-}
-
-/// The form of a session's copies: what a reader receives. A packet that was copied in a form is not copied again in
-/// the same form by another tap.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Form<'a> {
-    /// The target of the copies.
-    pub target: &'a TargetName,
-    /// Bytes that are kept of each packet. `None`: all.
-    pub snaplen: Option<u32>,
 }
 
 /// The origin of a request for a mirror, in the order in which mirrors get the session slots of a tap.

@@ -16,41 +16,19 @@ use mirror_common::abi::{MAX_FORMS, MAX_SESSIONS_PER_TAP};
 
 use super::keys;
 use crate::{
-    model::{Actual, Capacity, Desired, Device, MirrorId, NoRoom, Origin, Session, Tap},
+    model::{Actual, Capacity, Desired, Device, MirrorId, Origin, Session, Tap},
+    select::Why,
     settings::CaptureFilter,
 };
 
-/// A session that does not fit.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Unfit {
-    /// The tapped device.
-    pub device: Device,
-    /// The mirror.
-    pub mirror: MirrorId,
-    /// The reason.
-    pub why: Misfit,
-}
-
-/// Why a session does not fit.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Misfit {
-    /// A table is full.
-    NoRoom(NoRoom),
-    /// The kernel rejects the filter, with this reason.
-    FilterRefused(String),
-}
-
-impl From<NoRoom> for Misfit {
-    fn from(table: NoRoom) -> Self {
-        Self::NoRoom(table)
-    }
-}
+/// The sessions that do not fit, each with the reason.
+pub type Unfit = BTreeMap<(Device, MirrorId), Why>;
 
 /// Most times that [`fit`] repeats the allocation: a bound for its time, whatever tenants ask for.
 const MOST_REPEATS: usize = 8;
 
 /// Returns the taps with the sessions that fit, and the sessions that do not.
-pub(super) fn fit(desired: &Desired, actual: &Actual) -> (BTreeMap<Device, Tap>, Vec<Unfit>) {
+pub(super) fn fit(desired: &Desired, actual: &Actual) -> (BTreeMap<Device, Tap>, Unfit) {
     let (wanted, lacking) = keys::assign(desired, actual);
     let mut fitting = allocate(&wanted, actual, |device| actual.taps.get(device)?.tap.as_ref());
     // The next round finds these sessions installed, and its order of the candidates is another one. It must come to
@@ -66,13 +44,14 @@ pub(super) fn fit(desired: &Desired, actual: &Actual) -> (BTreeMap<Device, Tap>,
             break;
         }
     }
-    let (mut fitting, unfit) = fitting;
+    let (mut fitting, mut unfit) = fitting;
     // In the kernel the limits are a flag of sessions, which those of root's captures do not have. So a tap that has only
     // these is read back without limits.
     for tap in fitting.values_mut() {
         tap.head.is_limited &= tap.sessions.values().any(|session| session.origin != Origin::Capture);
     }
-    (fitting, [lacking, unfit].concat())
+    unfit.extend(lacking);
+    (fitting, unfit)
 }
 
 /// Whether the tables have room for the sessions of these taps beside those that they replace, and the mark for the
@@ -85,8 +64,8 @@ pub(super) fn fits_beside(taps: &BTreeMap<Device, Tap>, actual: &Actual) -> bool
     let replaced: Vec<_> = replaced.map(|(_, session)| session).collect();
     let wanted: Vec<_> = taps.values().flat_map(|tap| tap.sessions.values()).collect();
     let all = || wanted.iter().chain(&replaced).copied();
-    let mut room = Room::of(actual);
-    all().all(|session| room.take(0, session).is_ok())
+    let mut taken = Taken::default();
+    all().all(|session| taken.fit(0, session, actual).is_ok())
         && (forms(all()) <= MAX_FORMS || forms(wanted.iter().copied()) > MAX_FORMS)
 }
 
@@ -101,9 +80,9 @@ fn allocate<'i>(
     wanted: &BTreeMap<Device, Tap>,
     actual: &Actual,
     installed: impl Fn(&Device) -> Option<&'i Tap>,
-) -> (BTreeMap<Device, Tap>, Vec<Unfit>) {
-    let mut room = Room::of(actual);
-    let (mut fitting, mut unfit) = (BTreeMap::new(), Vec::new());
+) -> (BTreeMap<Device, Tap>, Unfit) {
+    let mut taken = Taken::default();
+    let (mut fitting, mut unfit) = (BTreeMap::new(), Unfit::new());
     for rank in [Rank::Enforced, Rank::Mirror, Rank::Capture, Rank::Reader] {
         let mut turns = Turns::default();
         for (device, tap) in wanted {
@@ -125,14 +104,14 @@ fn allocate<'i>(
         }
         while let Some((namespace, next)) = turns.next() {
             let (new, Candidate { device, tap, mirror, session, .. }) = (next.entries(&fitting), next);
-            match room.take(new, session) {
+            match taken.fit(new, session, actual) {
                 Ok(()) => {
                     let bare = || Tap { head: tap.head.clone(), sessions: BTreeMap::new() };
                     let sessions = &mut fitting.entry(device).or_insert_with(bare).sessions;
                     sessions.insert(mirror.clone(), session.clone());
                     turns.took(namespace, new, session);
                 }
-                Err(why) => unfit.push(Unfit { device, mirror: mirror.clone(), why }),
+                Err(why) => drop(unfit.insert((device, mirror.clone()), why)),
             }
             turns.enqueue(namespace, &fitting, &actual.capacity);
         }
@@ -228,14 +207,13 @@ impl<'a> Turns<'a> {
 
     fn took(&mut self, namespace: Namespace<'a>, entries: usize, session: &'a Session) {
         if let Some((taken, _)) = self.of.get_mut(&namespace) {
-            taken.of = taken.with(entries, session);
-            taken.filters.extend(session.settings.filter.as_ref());
+            taken.take(entries, session);
         }
     }
 }
 
-/// The resources that a namespace uses. A shared filter counts for each namespace that uses it. Otherwise the first
-/// namespace would pay for all, and which one is first can change from round to round.
+/// The resources that a namespace uses, or all of them. A shared filter counts for each namespace that uses it. Otherwise
+/// the first namespace would pay for all, and which one is first can change from round to round.
 #[derive(Default)]
 struct Taken<'a> {
     /// The amount of each table: taps, sessions, filters, instructions of filters.
@@ -243,12 +221,38 @@ struct Taken<'a> {
     filters: BTreeSet<&'a CaptureFilter>,
 }
 
-impl Taken<'_> {
+impl<'a> Taken<'a> {
     /// The amount of each table with one more session, which needs this number of entries.
     fn with(&self, entries: usize, session: &Session) -> [usize; 4] {
         let filter = session.settings.filter.as_ref().filter(|filter| !self.filters.contains(filter));
         let more = [entries, 1, usize::from(filter.is_some()), filter.map_or(0, CaptureFilter::length)];
         std::array::from_fn(|table| self.of[table] + more[table])
+    }
+
+    fn take(&mut self, entries: usize, session: &'a Session) {
+        self.of = self.with(entries, session);
+        self.filters.extend(session.settings.filter.as_ref());
+    }
+
+    /// Takes the resources of the session, if the tables have room for it beside what is taken.
+    fn fit(&mut self, entries: usize, session: &'a Session, actual: &Actual) -> Result<(), Why> {
+        let filter = session.settings.filter.as_ref();
+        if let Some(why) = filter.and_then(|filter| actual.refused.get(filter)) {
+            return Err(Why::FilterRefused(why.clone()));
+        }
+        let Capacity { taps, sessions, filters, instructions } = actual.capacity;
+        let limits = [
+            (taps, "taps per node is reached"),
+            (sessions, "sessions (mirrors of NICs) per node is reached"),
+            (filters, "different filters per node is reached"),
+            (instructions, "instructions of all filters per node is exceeded by this filter"),
+        ];
+        let mut tables = self.with(entries, session).into_iter().zip(limits);
+        if let Some((_, (most, of))) = tables.find(|(needed, (most, _))| needed > most) {
+            return Err(Why::NoRoom(format!("the limit of {most} {of}")));
+        }
+        self.take(entries, session);
+        Ok(())
     }
 }
 
@@ -265,48 +269,4 @@ fn in_order(tap: &Tap) -> Vec<(&MirrorId, &Session)> {
     sessions.sort_by_key(|(mirror, session)| (session.origin, (*mirror).clone()));
     sessions.truncate(MAX_SESSIONS_PER_TAP);
     sessions
-}
-
-/// The room that is used so far.
-struct Room<'a> {
-    actual: &'a Actual,
-    taps: usize,
-    sessions: usize,
-    filters: BTreeSet<CaptureFilter>,
-    instructions: usize,
-}
-
-impl<'a> Room<'a> {
-    const fn of(actual: &'a Actual) -> Self {
-        Self { actual, taps: 0, sessions: 0, filters: BTreeSet::new(), instructions: 0 }
-    }
-
-    /// Takes room for a session, and for this number of new entries of its tap.
-    fn take(&mut self, entries: usize, session: &Session) -> Result<(), Misfit> {
-        let capacity = &self.actual.capacity;
-        let filter = session.settings.filter.as_ref();
-        if let Some(why) = filter.and_then(|filter| self.actual.refused.get(filter)) {
-            return Err(Misfit::FilterRefused(why.clone()));
-        }
-        let new_filter = filter.filter(|filter| !self.filters.contains(*filter));
-        let length = new_filter.map_or(0, CaptureFilter::length);
-        let instructions = self.instructions + length;
-        if entries > 0 && self.taps + entries > capacity.taps {
-            return Err(NoRoom::Taps(capacity.taps).into());
-        }
-        if self.sessions == capacity.sessions {
-            return Err(NoRoom::Sessions(capacity.sessions).into());
-        }
-        if new_filter.is_some() && self.filters.len() == capacity.filters {
-            return Err(NoRoom::Filters(capacity.filters).into());
-        }
-        if new_filter.is_some() && instructions > capacity.instructions {
-            return Err(NoRoom::Instructions(capacity.instructions).into());
-        }
-        self.taps += entries;
-        self.sessions += 1;
-        self.filters.extend(new_filter.cloned());
-        self.instructions = instructions;
-        Ok(())
-    }
 }

@@ -11,14 +11,15 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::Unfit;
 use crate::{
     fnv::fnv1a,
-    model::{Actual, Desired, Device, NoRoom, Owner, Session, Tap, TargetName},
+    model::{Actual, Desired, Device, Owner, Session, Tap, TargetName},
+    select::Why,
     tunnel::Keys,
 };
 
 /// Returns the wanted taps with the keys of their sessions, and the sessions without a free key.
-pub(super) fn assign(desired: &Desired, actual: &Actual) -> (BTreeMap<Device, Tap>, Vec<Unfit>) {
+pub(super) fn assign(desired: &Desired, actual: &Actual) -> (BTreeMap<Device, Tap>, Unfit) {
     let mut taps = desired.taps.clone();
-    let mut unfit = Vec::new();
+    let mut unfit = Unfit::new();
     for tap in taps.values_mut() {
         tap.sessions.values_mut().for_each(|session| session.key = None);
     }
@@ -37,8 +38,9 @@ pub(super) fn assign(desired: &Desired, actual: &Actual) -> (BTreeMap<Device, Ta
                 }
                 session.key = key;
                 if is_lacking {
-                    let why = NoRoom::Keys(keys.count()).into();
-                    unfit.push(Unfit { device, mirror: mirror.clone(), why });
+                    let most = keys.count();
+                    let why = format!("all {most} keys of the target's tunnel, one for each NIC, are in use");
+                    unfit.insert((device, mirror.clone()), Why::NoRoom(why));
                 }
                 !is_lacking
             });

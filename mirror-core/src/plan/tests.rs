@@ -15,10 +15,16 @@ use worlds::{actual, desired, device, session, tap, target};
 use super::*;
 use crate::{
     destination::Destination,
-    model::{Capacity, DeviceTarget, Directions, Name, NoRoom, Origin, Owner, Place, PodId},
+    model::{Capacity, DeviceTarget, Directions, Name, Origin, Owner, Place, PodId},
+    select::Why,
     settings::{NodeLimits, Settings, parse_filter},
     tunnel::Keys,
 };
+
+/// Whether a session does not fit because this table is full.
+fn is_full(why: &Why, table: &str) -> bool {
+    matches!(why, Why::NoRoom(why) if why.contains(table))
+}
 
 /// The installed state after all of `desired` that fits is installed.
 fn installed(desired: &Desired, capacity: Capacity) -> Actual {
@@ -209,6 +215,28 @@ fn who_gets_a_shared_filter_first_does_not_matter() {
     assert_eq!(actual, settled(&desired, &before));
 }
 
+/// One session with a filter, on nodes where one table each is full, and on one with room.
+#[test]
+fn a_full_table_is_named() {
+    let mut desired = crowd(&[1], 0);
+    for session in desired.taps.values_mut().flat_map(|tap| tap.sessions.values_mut()) {
+        session.settings.filter = Some(parse_filter("tcp").unwrap());
+    }
+    let instructions = "the limit of 3 instructions of all filters per node is exceeded by this filter";
+    for ([taps, sessions, filters, instructions], expected) in [
+        ([1, 1, 1, 99_999], vec![]),
+        ([0, 1, 1, 99_999], vec!["the limit of 0 taps per node is reached"]),
+        ([1, 0, 1, 99_999], vec!["the limit of 0 sessions (mirrors of NICs) per node is reached"]),
+        ([1, 1, 0, 99_999], vec!["the limit of 0 different filters per node is reached"]),
+        ([1, 1, 1, 3], vec![instructions]),
+    ] {
+        let actual = Actual::empty(Capacity { taps, sessions, filters, instructions });
+        let (fitting, unfit) = fit::fit(&desired, &actual);
+        assert_eq!(unfit.values().map(ToString::to_string).collect::<Vec<_>>(), expected);
+        assert_eq!(fitting.len() + unfit.len(), 1);
+    }
+}
+
 /// Two namespaces want the only filter. The first one already had the session that wants it, without a filter, so it
 /// gets the filter. In the next round its other session comes first, and it keeps the filter.
 #[test]
@@ -286,7 +314,7 @@ proptest! {
         };
         for (device, tap) in &desired.taps {
             for mirror in tap.sessions.keys() {
-                let is_unfit = unfit.iter().any(|unfit| unfit.device == *device && unfit.mirror == *mirror);
+                let is_unfit = unfit.contains_key(&(*device, mirror.clone()));
                 prop_assert_ne!(in_place(device, mirror), is_unfit);
             }
         }
@@ -299,7 +327,7 @@ proptest! {
         prop_assert!(filters.len() <= before.capacity.filters);
         let instructions: usize = filters.iter().map(|filter| filter.length()).sum();
         prop_assert!(instructions <= before.capacity.instructions);
-        if unfit.iter().any(|unfit| matches!(unfit.why, Misfit::NoRoom(NoRoom::Sessions(_)))) {
+        if unfit.values().any(|why| is_full(why, "sessions")) {
             prop_assert_eq!(sessions, before.capacity.sessions);
         }
     }
@@ -384,8 +412,8 @@ proptest! {
                     prop_assert!(was.is_none_or(|was| was == key || !keys.has(was)), "{:?}: {} now", was, key);
                 }
             }
-            let lacking = unfit.iter().any(|unfit| matches!(unfit.why, Misfit::NoRoom(NoRoom::Keys(_)))
-                && desired.taps[&unfit.device].sessions[&unfit.mirror].target == *name);
+            let lacking = unfit.iter().any(|((device, mirror), why)| is_full(why, "keys of the target's tunnel")
+                && desired.taps[device].sessions[mirror].target == *name);
             prop_assert!(!lacking || keys.is_some_and(Keys::is_range));
         }
     }
@@ -542,9 +570,9 @@ proptest! {
         let namespace = |tap: &Tap| tap.head.owner.pod.as_ref().map(|pod| pod.namespace.clone());
         let mut kept = BTreeSet::new();
         let (fitting, unfit) = fit::fit(&after, &before);
-        for Unfit { device, mirror, why } in unfit {
+        for ((device, mirror), why) in unfit {
             let wanted = &after.taps[&device];
-            if is_kept(&device, wanted, &mirror) && matches!(why, Misfit::NoRoom(NoRoom::Sessions(_))) {
+            if is_kept(&device, wanted, &mirror) && is_full(&why, "sessions") {
                 kept.insert(namespace(wanted));
             }
         }

@@ -26,6 +26,13 @@ pub struct BadAnnotation {
     pub problem: Problem,
 }
 
+impl BadAnnotation {
+    /// The reason in one word.
+    pub const REASON: &str = "BadAnnotation";
+    /// How to resolve it.
+    pub const REMEDY: &str = "Correct the annotation, or remove it.";
+}
+
 /// The problem of an annotation.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Problem {

@@ -183,10 +183,10 @@ impl Capture {
     ) -> Result<(), Why> {
         let link = links.by_name(name).ok_or(Why::NoSuchInterface)?;
         if let Some(tap) = selection.taps.get_mut(&Device::on_node(link.ifindex)) {
-            let (pod, nic) = (tap.head.owner.pod.clone(), Some(tap.head.owner.nic.clone()));
             let last = self.add_to(&mut tap.sessions);
             let why = Why::TooManyMirrors;
-            selection.skipped.extend(last.map(|last| Skipped { pod, nic, mirror: Some(last), why }));
+            let skipped = last.map(|last| Skipped::of_nic(&tap.head.owner, Some(&last), why));
+            selection.skipped.extend(skipped);
             return Ok(());
         }
         let head = TapHead::new(Owner::of_interface(name), kind(link));

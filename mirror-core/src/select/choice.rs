@@ -71,7 +71,7 @@ impl Wanted<'_> {
 /// The result for all pods.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Choice<'a> {
-    /// The pods to mirror.
+    /// The pods to mirror. Those that only captures want come last, and those of readers of the API after all others.
     pub wanted: Vec<Wanted<'a>>,
     /// The mirrors whose request is refused.
     pub refused: Vec<Skipped>,
@@ -109,6 +109,11 @@ pub fn choose<'a>(
     for capture in captures {
         choice.refused.extend(capture.choose(pods, policy, &mut choice.wanted));
     }
+    // The first pod that claims a device gets it: first those with mirrors, then those of root.
+    choice.wanted.sort_by_key(|wanted| {
+        let first = wanted.mirrors.values().map(|session| session.origin).min();
+        first.filter(|origin| *origin >= Origin::Capture)
+    });
     choice
 }
 

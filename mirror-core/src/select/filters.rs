@@ -18,16 +18,11 @@ const PART: usize = 4;
 /// The filters of the last round.
 #[derive(Debug, Default)]
 pub struct Filters {
-    known: HashMap<String, Known>,
+    /// Each with whether it was requested since the last [`Self::forget_unused`].
+    known: HashMap<String, (Result<CaptureFilter, String>, bool)>,
     /// The number of filters compiled in this part.
     compiled: usize,
     is_behind: bool,
-}
-
-#[derive(Debug)]
-struct Known {
-    filter: Result<CaptureFilter, String>,
-    is_used: bool,
 }
 
 impl Filters {
@@ -48,9 +43,9 @@ impl Filters {
 
     /// Returns the filter with this text, or its problem.
     pub(super) fn get(&mut self, text: &str) -> Result<CaptureFilter, String> {
-        if let Some(known) = self.known.get_mut(text) {
-            known.is_used = true;
-            return known.filter.clone();
+        if let Some((filter, is_used)) = self.known.get_mut(text) {
+            *is_used = true;
+            return filter.clone();
         }
         if self.compiled == PART {
             self.is_behind = true;
@@ -58,13 +53,13 @@ impl Filters {
         }
         self.compiled += 1;
         let filter = parse_filter(text);
-        self.known.insert(text.to_owned(), Known { filter: filter.clone(), is_used: true });
+        self.known.insert(text.to_owned(), (filter.clone(), true));
         filter
     }
 
     /// Removes the filters that were not requested since the last call.
     pub(super) fn forget_unused(&mut self) {
-        self.known.retain(|_, known| std::mem::take(&mut known.is_used));
+        self.known.retain(|_, (_, is_used)| std::mem::take(is_used));
     }
 }
 

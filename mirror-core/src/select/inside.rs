@@ -7,7 +7,7 @@ use std::{collections::BTreeMap, slice};
 
 use mirror_common::verdict::{Direction, TapKind};
 
-use super::{Policy, Selection, TapsInside, Wanted, Why, is_to_tunnel, is_tunnels, kind_name};
+use super::{Policy, Selection, Wanted, Why, is_to_tunnel, is_tunnels, kind_name};
 use crate::{
     annotations::{POD_SIDE_TAPS, POD_SIDE_TAPS_WORDS},
     collector, exit,
@@ -28,10 +28,8 @@ pub(super) fn leads_out(link: &Link) -> bool {
 
 /// Why a NIC cannot be tapped inside its pod.
 pub(super) fn refusal(nic: &Link, tap: &Tap, pod: &Pod, policy: &Policy) -> Option<Why> {
-    match policy.taps_inside {
-        TapsInside::Off => return Some(Why::TapsInsideOff),
-        TapsInside::On if !lets_in(pod, tap, policy) => return Some(Why::TapsInsideOff),
-        TapsInside::On => {}
+    if !policy.taps_inside || !lets_in(pod, tap, policy) {
+        return Some(Why::TapsInsideOff);
     }
     // Relay devices and capture files need Ethernet frames.
     if !nic.is_ethernet {
@@ -53,9 +51,9 @@ pub fn with_two_sides(
 ) -> Vec<Device> {
     let pods: BTreeMap<_, _> = wanted.iter().map(|wanted| (wanted.pod.id.uid.as_str(), wanted.pod)).collect();
     let has_two = |device: Device, tap: &Tap| {
-        let copies = tap.sessions.values().any(|of| of.directions.bits() & Direction::Ingress.bit() != 0);
         let pod = tap.head.owner.pod.as_ref().and_then(|pod| pods.get(pod.uid.as_str()));
-        let (Some(pod), true) = (pod, copies && tap.head.kind == TapKind::HostVeth) else { return false };
+        let can_have = tap.copies(Direction::Ingress) && tap.head.kind == TapKind::HostVeth;
+        let (Some(pod), true) = (pod, can_have) else { return false };
         let Some((_, nic)) = nic_of(device, tap, links) else { return false };
         !is_collector(pod, nic, policy) && refusal(nic, tap, pod, policy).is_none()
     };

@@ -45,18 +45,9 @@ pub struct Policy {
     /// Whether the agent refuses to start if tapping a pod's device conflicts with a mirror interface: for pods that
     /// the user who starts the agent has listed. Otherwise such a pod is skipped, with a reason.
     pub is_strict: bool,
-    /// Whether a NIC without a veth peer on the node is tapped inside its pod.
-    pub taps_inside: TapsInside,
-}
-
-/// Whether NICs are tapped inside pods.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub enum TapsInside {
-    /// Yes.
-    #[default]
-    On,
-    /// No: the administrator does not want podmirror's programs and devices inside pods.
-    Off,
+    /// Whether NICs without a veth peer on the node are tapped inside their pods. Otherwise the administrator does not
+    /// want podmirror's programs and devices inside pods.
+    pub taps_inside: bool,
 }
 
 /// Selects no pods. Copies go to `mirror0`.
@@ -77,7 +68,7 @@ impl Default for Policy {
             interface_directions: Directions::Both,
             settings: Settings::default(),
             is_strict: false,
-            taps_inside: TapsInside::On,
+            taps_inside: true,
         }
     }
 }

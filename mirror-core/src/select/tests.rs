@@ -9,7 +9,6 @@ use proptest::{collection::vec, option, prelude::*, sample};
 use super::*;
 use crate::{
     destination::Destination,
-    mirror_iface::Conflict,
     model::{ActualTap, Directions, IfIndex, NetnsId, Peer, Place, Pod, PodLinks, TargetName},
     networks::{Entry, Networks},
     settings::Settings,
@@ -264,7 +263,10 @@ fn the_mirror_interface_is_never_tapped() {
     };
     let selection = select(&[wanted(&web, Directions::Both)], &[], &links, &policy);
     assert_eq!(selection.taps, BTreeMap::new());
-    assert_eq!(skips(&selection), [(Some("eth0"), &Why::MirrorInterface(Conflict::Same("veth7".into())))]);
+    assert_eq!(
+        skips(&selection),
+        [(Some("eth0"), &Why::MirrorInterface("veth7 is the mirror interface itself".into()))]
+    );
 }
 
 /// A pod of a random node: its annotation, whether it uses the host network, and its number of NICs.

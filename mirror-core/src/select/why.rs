@@ -10,8 +10,7 @@ use mirror_common::{abi::MAX_SESSIONS_PER_TAP, verdict::Direction};
 use super::{Attachment, MOST_NICS, PREFIX, Refusal};
 use crate::{
     coverage::Way,
-    mirror_iface::Conflict,
-    model::{Hidden, NoRoom, Place, PodId, TargetName},
+    model::{Hidden, Place, PodId, TargetName},
     settings::SettingError,
 };
 
@@ -45,8 +44,8 @@ pub enum Why {
     NoRelayDevice(String),
     /// The device is already tapped for this other pod.
     TappedFor(PodId),
-    /// Tapping the device conflicts with the mirror interface.
-    MirrorInterface(Conflict),
+    /// Tapping the device conflicts with the mirror interface, for this reason.
+    MirrorInterface(String),
     /// No interface of this name exists.
     NoSuchInterface,
     /// The packets of the interface have no Ethernet header.
@@ -84,8 +83,8 @@ pub enum Why {
     Uncut(TargetName, Hidden),
     /// The pod already has the maximum number of mirrors.
     TooManyMirrors,
-    /// A table of the kernel is full.
-    NoRoom(NoRoom),
+    /// A table of the kernel is full: this one, with its capacity.
+    NoRoom(String),
     /// The kernel rejects the program of the filter, with this reason.
     FilterRefused(String),
 }
@@ -322,7 +321,6 @@ impl fmt::Display for Why {
                 write!(f, "the pod has no relay device, through which copies leave it: {why}")
             }
             Self::TappedFor(pod) => write!(f, "the device is already tapped for pod {pod}"),
-            Self::MirrorInterface(conflict) => conflict.fmt(f),
             Self::NoSuchInterface => write!(f, "the interface does not exist"),
             Self::NotEthernet => {
                 write!(f, "its packets have no Ethernet header (unsupported link type)")
@@ -377,8 +375,7 @@ impl fmt::Display for Why {
             Self::TooManyMirrors => {
                 write!(f, "a pod has at most {MAX_SESSIONS_PER_TAP} mirrors, and others take precedence")
             }
-            Self::NoRoom(table) => table.fmt(f),
-            Self::FilterRefused(why) => why.fmt(f),
+            Self::MirrorInterface(why) | Self::NoRoom(why) | Self::FilterRefused(why) => why.fmt(f),
         }
     }
 }

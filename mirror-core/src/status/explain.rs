@@ -12,8 +12,8 @@ mod verdicts;
 use mirror_common::verdict::Direction;
 
 use super::{
-    AttachedStatus, BAD_ANNOTATION, BAD_ANNOTATION_REMEDY, BadAnnotation, KnownPod, NodeStatus, NotAsked,
-    NotMirrored, Notes, PodSideStatus, SessionStatus, TapStatus, table::printable,
+    AttachedStatus, Finding, KnownPod, NodeStatus, Notes, PodSideStatus, SessionStatus, TapStatus,
+    table::printable,
 };
 use crate::{model::Origin, select::Why};
 
@@ -66,8 +66,9 @@ pub(super) struct Subject<'a> {
     status: &'a NodeStatus,
     pod: &'a str,
     pub(super) taps: Vec<&'a TapStatus>,
-    pub(super) skipped: Vec<&'a NotMirrored>,
-    pub(super) bad: Vec<&'a BadAnnotation>,
+    pub(super) skipped: Vec<&'a Finding>,
+    /// The ignored annotations.
+    pub(super) bad: Vec<&'a Finding>,
     pub(super) known: Option<&'a KnownPod>,
 }
 
@@ -78,15 +79,17 @@ impl<'a> Subject<'a> {
             pod.is_some_and(|pod| name.split_once('/') == Some((pod.namespace.as_str(), pod.name.as_str())))
         };
         let notes = status.notes.as_ref();
-        let skipped = notes.into_iter().flat_map(|notes| &notes.not_mirrored);
-        let bad = notes.into_iter().flat_map(|notes| &notes.bad_annotations);
+        let of_pod = |findings: fn(&Notes) -> &[Finding]| {
+            let all = notes.into_iter().flat_map(findings);
+            all.filter(|of| of.pod.as_deref() == Some(name)).collect()
+        };
         let mut known = notes.and_then(|notes| notes.pods.as_ref()).into_iter().flatten();
         Self {
             status,
             pod: name,
             taps: status.taps.iter().filter(is_of).collect(),
-            skipped: skipped.filter(|skipped| skipped.pod.as_deref() == Some(name)).collect(),
-            bad: bad.filter(|bad| bad.pod == name).collect(),
+            skipped: of_pod(|notes| &notes.not_mirrored),
+            bad: of_pod(|notes| &notes.bad_annotations),
             known: known.find(|known| known.pod == name),
         }
     }
@@ -177,7 +180,7 @@ impl<'a> Subject<'a> {
 
     /// Writes why the pod is not mirrored, or not fully.
     fn reasons(&self, text: &mut Text) {
-        if let Some(KnownPod { not_asked: Some(NotAsked { reason, message, remedy }), .. }) = self.known {
+        if let Some(KnownPod { not_asked: Some(Finding { reason, message, remedy, .. }), .. }) = self.known {
             text.line(0, &format!("{} ({reason})", sentence(message)));
             text.line(0, remedy);
         } else if self.known.is_some() && self.taps.is_empty() && self.skipped.is_empty() {
@@ -189,17 +192,13 @@ impl<'a> Subject<'a> {
             text.gap();
             text.line(0, "Not as requested:");
         }
-        for NotMirrored { pod: _, nic, mirror, reason, message, remedy } in &self.skipped {
+        for Finding { nic, mirror, reason, message, remedy, .. } in self.skipped.iter().chain(&self.bad) {
             let nic = nic.as_ref().map(|nic| format!(", NIC {nic}")).unwrap_or_default();
             let mirror = mirror.as_ref().map(|mirror| format!(", mirror {mirror}")).unwrap_or_default();
             text.line(1, &format!("{reason}{nic}{mirror}: {message}"));
             if !remedy.is_empty() {
                 text.line(2, remedy);
             }
-        }
-        for BadAnnotation { pod: _, message } in &self.bad {
-            text.line(1, &format!("{BAD_ANNOTATION}: {message}"));
-            text.line(2, BAD_ANNOTATION_REMEDY);
         }
     }
 

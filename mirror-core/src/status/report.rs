@@ -11,8 +11,7 @@ use mirror_common::verdict::Direction;
 use serde::{Deserialize, Serialize};
 
 use super::{
-    BAD_ANNOTATION, BAD_ANNOTATION_REMEDY, DirectionCoverage, NodeStatus, NotMirrored, SessionStatus,
-    TapStatus,
+    DirectionCoverage, Finding, NodeStatus, SessionStatus, TapStatus,
     explain::{Subject, coverage},
 };
 
@@ -29,7 +28,7 @@ pub struct PodReport {
     /// Its tapped NICs, by name.
     pub nics: Vec<NicReport>,
     /// Why the pod, a NIC or a mirror is not mirrored as requested.
-    pub not_mirrored: Vec<NotMirrored>,
+    pub not_mirrored: Vec<Finding>,
 }
 
 /// The pod of a report.
@@ -102,8 +101,7 @@ impl NodeStatus {
     /// Returns the reports about the pods with this namespace and name (`None`: any), in any order. They have rates if
     /// there is an earlier status, with the time since then.
     pub fn reports(&self, of: [Option<&str>; 2], then: Option<(&Self, Duration)>) -> Vec<PodReport> {
-        let tapped = self.taps.iter().filter_map(|tap| tap.pod.as_ref());
-        let tapped = tapped.map(|pod| format!("{}/{}", pod.namespace, pod.name));
+        let tapped = self.taps.iter().filter_map(|tap| tap.pod.as_ref()).map(ToString::to_string);
         let known = self.notes.iter().flat_map(|notes| &notes.pods).flatten().map(|known| known.pod.clone());
         // About a pod that the agent does not know, the explanation says where to look.
         let requested = of[0].zip(of[1]).map(|(namespace, name)| format!("{namespace}/{name}"));
@@ -123,14 +121,9 @@ impl NodeStatus {
     /// The report about a pod, without its name.
     fn report(&self, pod: &str, then: Option<(&Self, Duration)>) -> PodReport {
         let Subject { taps, skipped, bad, known, .. } = Subject::of(self, pod);
-        let of_pod = |reason: &str, message: &str, remedy: &str| {
-            let [pod, reason, message, remedy] = [pod, reason, message, remedy].map(str::to_owned);
-            NotMirrored { pod: Some(pod), nic: None, mirror: None, reason, message, remedy }
-        };
-        let not_asked = known.and_then(|known| known.not_asked.as_ref());
-        let not_asked = not_asked.map(|of| of_pod(&of.reason, &of.message, &of.remedy));
-        let bad = bad.iter().map(|of| of_pod(BAD_ANNOTATION, &of.message, BAD_ANNOTATION_REMEDY));
-        let not_mirrored = not_asked.into_iter().chain(bad).chain(skipped.into_iter().cloned()).collect();
+        let not_asked = known.and_then(|known| known.not_asked.clone());
+        let not_asked = not_asked.map(|of| Finding { pod: Some(pod.to_owned()), ..of });
+        let not_mirrored = not_asked.into_iter().chain(bad.into_iter().chain(skipped).cloned()).collect();
         let mut nics: Vec<_> = taps.into_iter().map(|tap| self.nic(tap, then)).collect();
         nics.sort_by(|one, other| one.name.cmp(&other.name));
         PodReport { nics, not_mirrored, ..PodReport::default() }

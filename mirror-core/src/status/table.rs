@@ -2,7 +2,7 @@
 
 use mirror_common::verdict::Misfit;
 
-use super::{BAD_ANNOTATION, NicCoverage, NodeStatus, NotMirrored, Notes, TargetStatus, Unreached};
+use super::{Finding, NicCoverage, NodeStatus, Notes, TargetStatus};
 use crate::model::Name;
 
 const COLUMNS: [&str; 11] = [
@@ -64,7 +64,7 @@ pub(super) fn table(status: &NodeStatus) -> String {
     };
     let mut rows = vec![with_network(COLUMNS.map(str::to_owned).to_vec(), Some(NETWORK.1))];
     for (tap, session) in sessions() {
-        let pod = tap.pod.as_ref().map_or("-".to_owned(), |pod| format!("{}/{}", pod.namespace, pod.name));
+        let pod = tap.pod.as_ref().map_or("-".to_owned(), ToString::to_string);
         let inside = tap.pod_side.as_ref().map(|side| format!("{} in pod", side.attached));
         let hooks = format!("{}/{}", tap.attached.ingress, inside.as_ref().unwrap_or(&tap.attached.egress));
         let device = if tap.inside { "(in pod)".to_owned() } else { tap.device.clone() };
@@ -96,7 +96,7 @@ pub(super) fn table(status: &NodeStatus) -> String {
                 if session.mirror == Name::DEFAULT { String::new() } else { format!(" {}", session.mirror) };
             // The names of devices inside a pod are not names of the node.
             let pod = tap.pod.as_ref().filter(|_| tap.inside);
-            let pod = pod.map(|pod| format!("{}/{} ", pod.namespace, pod.name)).unwrap_or_default();
+            let pod = pod.map(|pod| format!("{pod} ")).unwrap_or_default();
             let line = format!("{pod}{}{mirror}: {}", tap.device, words.join(", "));
             text.push_str(&format!("\n{}\n", printable(&line)));
         }
@@ -139,19 +139,13 @@ fn told(notes: &Notes) -> String {
     let Notes { not_mirrored, bad_annotations, failures, unreached_targets, pods: _, coverage: _ } = notes;
     let row = |what: &str, about: &str, why: &str| [what, about, why].map(str::to_owned).to_vec();
     let mut rows = Vec::new();
-    for NotMirrored { pod, nic, mirror, reason, message, remedy: _ } in not_mirrored {
+    for of in not_mirrored.iter().chain(bad_annotations).chain(unreached_targets) {
+        let Finding { pod, nic, mirror, target, reason, message, remedy: _ } = of;
         let mirror = mirror.as_ref().map(|mirror| format!("({mirror})"));
-        let about = [pod.as_deref(), nic.as_deref(), mirror.as_deref()]
-            .into_iter()
-            .flatten()
-            .collect::<Vec<_>>()
-            .join(" ");
-        rows.push(row(reason, &about, message));
+        let target = target.as_ref().map(|target| format!("target {target}"));
+        let about = [pod, nic, &mirror, &target].into_iter().flatten().map(String::as_str);
+        rows.push(row(reason, &about.collect::<Vec<_>>().join(" "), message));
     }
-    rows.extend(bad_annotations.iter().map(|bad| row(BAD_ANNOTATION, &bad.pod, &bad.message)));
-    let unreached =
-        |Unreached { target, message }: &Unreached| row("TargetDown", &format!("target {target}"), message);
-    rows.extend(unreached_targets.iter().map(unreached));
     rows.extend(failures.iter().map(|failure| row("failed", "-", failure)));
     if rows.is_empty() {
         return String::new();
@@ -196,9 +190,12 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::status::{
-        AttachedStatus, DirectionCoverage, LeftStatus, MisfitStatus, PodSideStatus, PodStatus, SessionStatus,
-        TapStatus,
+    use crate::{
+        model::PodId,
+        status::{
+            AttachedStatus, DirectionCoverage, LeftStatus, MisfitStatus, PodSideStatus, SessionStatus,
+            TapStatus,
+        },
     };
 
     /// A tap with one session that has seen nothing.
@@ -220,7 +217,7 @@ mod tests {
             ifindex: 7,
             device: format!("veth-{nic}"),
             inside: false,
-            pod: Some(PodStatus { uid: "1".into(), namespace: "shop".into(), name: "web".into() }),
+            pod: Some(PodId { uid: "1".into(), namespace: "shop".into(), name: "web".into() }),
             nic: nic.into(),
             network: network.map(str::to_owned),
             attached: AttachedStatus::default(),

@@ -74,100 +74,53 @@ impl TunnelDevice {
     }
 
     /// Why a device cannot be used for the tunnel, no matter who created it.
-    fn unusable(self, link: &Link) -> Option<Unusable> {
-        match (&link.kind, link.external) {
-            (LinkKind::Other(kind), _) if kind != self.kind() => Some(Unusable::Kind(kind.clone())),
-            (LinkKind::Other(_), None) => Some(Unusable::NotExternal),
-            (LinkKind::Other(_), Some(port)) if port != self.port() => Some(Unusable::Port(port)),
-            // For example VXLAN-GPE.
-            (LinkKind::Other(_), _) if !link.is_ethernet => Some(Unusable::NoEthernet),
-            (LinkKind::Other(_), _) if !link.up => Some(Unusable::Down),
-            (LinkKind::Other(_), _) if !link.queueless => Some(Unusable::Queue),
-            (LinkKind::Other(_), _) => None,
-            (kind, _) => Some(Unusable::Kind(format!("{kind:?}").to_lowercase())),
-        }
-    }
-}
-
-/// Why other software's device does not accept copies of a tunnel.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-enum Unusable {
-    /// The device does not exist.
-    Missing,
-    /// Podmirror created it, for a target that configures no device.
-    Ours,
-    /// The device is of this other kind.
-    Kind(String),
-    /// All its packets go to the one address that it was created with.
-    NotExternal,
-    /// The device has this other UDP port.
-    Port(u16),
-    /// Its packets have no Ethernet header.
-    NoEthernet,
-    /// The device is down.
-    Down,
-    /// The device has a queue. A queued copy would get the tunnel address of a later one.
-    Queue,
-}
-
-/// A device of other software that does not accept copies of a tunnel, and why.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Unfit {
-    name: String,
-    needed: TunnelDevice,
-    why: Unusable,
-}
-
-impl fmt::Display for Unfit {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { name, needed, why } = self;
-        let (kind, port) = (needed.kind(), needed.port());
-        let with_port = if port == 0 { String::new() } else { format!(" dstport {port}") };
-        match why {
-            Unusable::Missing => write!(
-                f,
-                "the device {name} does not exist, and with device= the agent does not create it: create it, for example with \"ip link add \
-                 {name} type {kind}{with_port} external\""
-            ),
-            Unusable::Ours => {
-                write!(f, "the agent created the device {name} itself: remove device={name}")
-            }
-            Unusable::Kind(other) if other.is_empty() => {
-                write!(f, "the device {name} is not a tunnel: name one of kind {kind}")
-            }
-            Unusable::Kind(other) => {
-                write!(f, "the device {name} is of kind {other}: name one of kind {kind}")
-            }
-            Unusable::NotExternal => write!(
-                f,
+    fn unusable(self, link: &Link) -> Option<String> {
+        let (name, kind, port) = (&link.name, self.kind(), self.port());
+        let other = match &link.kind {
+            LinkKind::Other(other) => other.clone(),
+            other => format!("{other:?}").to_lowercase(),
+        };
+        Some(match link.external {
+            _ if other.is_empty() => format!("the device {name} is not a tunnel: name one of kind {kind}"),
+            _ if other != kind => format!("the device {name} is of kind {other}: name one of kind {kind}"),
+            None => format!(
                 "the device {name} is not in external mode (collect metadata), so it sends to one address only: \
                  create it with \"external\""
             ),
-            Unusable::Port(other) => {
-                write!(f, "the device {name} uses port {other}, and the target names port {port}")
+            Some(other) if other != port => {
+                format!("the device {name} uses port {other}, and the target names port {port}")
             }
-            Unusable::NoEthernet => write!(f, "the packets of the device {name} have no Ethernet header"),
-            Unusable::Down => write!(f, "the device {name} is down: bring it up"),
-            Unusable::Queue => write!(
-                f,
+            // For example VXLAN-GPE.
+            _ if !link.is_ethernet => format!("the packets of the device {name} have no Ethernet header"),
+            _ if !link.up => format!("the device {name} is down: bring it up"),
+            _ if !link.queueless => format!(
                 "the device {name} has a queue, where a copy could get the address of a later one: remove it, for example with \
                  \"tc qdisc replace dev {name} root noqueue\""
             ),
-        }
+            Some(_) => return None,
+        })
     }
 }
 
-/// Returns other software's device of this name, if it is suitable for the tunnel.
+/// Returns other software's device of this name, if it is suitable for the tunnel; otherwise why it is not.
 pub(super) fn of_others<'a>(
     name: &str,
     needed: TunnelDevice,
     links: &'a LinkSnapshot,
-) -> Result<&'a Link, Unfit> {
-    let found = links.by_name(name).ok_or(Unusable::Missing).and_then(|link| {
-        let why = if is_ours(link) { Some(Unusable::Ours) } else { needed.unusable(link) };
-        why.map_or(Ok(link), Err)
-    });
-    found.map_err(|why| Unfit { name: name.to_owned(), needed, why })
+) -> Result<&'a Link, String> {
+    let Some(link) = links.by_name(name) else {
+        let with_port =
+            if needed.port() == 0 { String::new() } else { format!(" dstport {}", needed.port()) };
+        return Err(format!(
+            "the device {name} does not exist, and with device= the agent does not create it: create it, for example with \"ip link add \
+             {name} type {}{with_port} external\"",
+            needed.kind()
+        ));
+    };
+    if is_ours(link) {
+        return Err(format!("the agent created the device {name} itself: remove device={name}"));
+    }
+    needed.unusable(link).map_or(Ok(link), Err)
 }
 
 impl Tunnel {

@@ -20,6 +20,10 @@ fn tunnel() -> Tunnel {
     parse(TEXT).unwrap()
 }
 
+fn target(tunnel: &Tunnel, links: &LinkSnapshot) -> (DeviceTarget, Option<String>) {
+    super::target(tunnel, links, None)
+}
+
 fn link(ifindex: u32, name: &str, mtu: u32) -> Link {
     Link {
         ifindex: IfIndex(ifindex),
@@ -161,27 +165,39 @@ fn there_is_a_reason_where_nothing_can_be_sent() {
         assert!(!target.up);
         blocked.unwrap()
     };
-    let remote = tunnel().remote;
-    let device = || "pm-vxlan4789".to_owned();
-    assert_eq!(why(|links| drop(links.host.remove(&IfIndex(9)))), Blocked::NoDevice(device()));
-    assert_eq!(why(|links| links.host.get_mut(&IfIndex(9)).unwrap().up = false), Blocked::NoDevice(device()));
-    assert_eq!(why(|links| links.host.get_mut(&IfIndex(9)).unwrap().alias = None), Blocked::Taken(device()));
-    let queue = |links: &mut LinkSnapshot| links.host.get_mut(&IfIndex(9)).unwrap().queueless = false;
-    assert_eq!(why(queue), Blocked::NoDevice(device()));
-    let plain = |links: &mut LinkSnapshot| links.host.get_mut(&IfIndex(9)).unwrap().kind = LinkKind::Dummy;
-    assert_eq!(why(plain), Blocked::NoDevice(device()));
+    let no_device = "the tunnel's device pm-vxlan4789 does not exist";
+    let taken = "the agent did not create the device pm-vxlan4789: rename or delete it";
+    assert_eq!(why(|links| drop(links.host.remove(&IfIndex(9)))), no_device);
+    assert_eq!(why(|links| links.host.get_mut(&IfIndex(9)).unwrap().up = false), no_device);
+    assert_eq!(why(|links| links.host.get_mut(&IfIndex(9)).unwrap().alias = None), taken);
+    assert_eq!(why(|links| links.host.get_mut(&IfIndex(9)).unwrap().queueless = false), no_device);
+    assert_eq!(why(|links| links.host.get_mut(&IfIndex(9)).unwrap().kind = LinkKind::Dummy), no_device);
     let with_address = |links: &mut LinkSnapshot| links.host.get_mut(&IfIndex(9)).unwrap().external = None;
-    assert_eq!(why(with_address), Blocked::Taken(device()), "we make no such device");
-    let down = Blocked::UnderlayDown("uplink".into());
+    assert_eq!(why(with_address), taken, "we make no such device");
+    let down = "the device uplink, where the packets leave, is down";
     assert_eq!(why(|links| links.host.get_mut(&IfIndex(2)).unwrap().carrier = false), down);
-    assert_eq!(why(|links| links.host.get_mut(&IfIndex(2)).unwrap().mtu = 150), Blocked::NoRoom(150));
+    let no_room = "the MTU on the way, 150, leaves no room for copies";
+    assert_eq!(why(|links| links.host.get_mut(&IfIndex(2)).unwrap().mtu = 150), no_room);
     let no_route =
         |links: &mut LinkSnapshot| links.routes.values_mut().for_each(|route| *route = Err("no".into()));
-    assert_eq!(why(no_route), Blocked::NoRoute(remote, "no".into()));
+    assert_eq!(why(no_route), "this node has no route to 10.9.0.5: no");
     let local = |links: &mut LinkSnapshot| {
         links.routes.values_mut().for_each(|route| route.as_mut().unwrap().is_local = true);
     };
-    assert_eq!(why(local), Blocked::Itself(remote));
+    assert_eq!(why(local), "10.9.0.5 is an address of this node; name a device instead");
+}
+
+/// The error says more than that there is no device. It explains no other reason.
+#[test]
+fn the_error_of_a_device_that_could_not_be_created_is_the_reason() {
+    let failure = "cannot create pm-vxlan4789: no".to_owned();
+    let mut links = node();
+    let why = |links: &LinkSnapshot| super::target(&tunnel(), links, Some(&failure)).1;
+    assert_eq!(why(&links), None);
+    let device = links.host.remove(&IfIndex(9)).unwrap();
+    assert_eq!(why(&links), Some(failure.clone()));
+    links.host.insert(IfIndex(9), Link { alias: None, ..device });
+    assert!(why(&links).unwrap().starts_with("the agent did not create the device"));
 }
 
 #[test]

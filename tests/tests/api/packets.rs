@@ -85,8 +85,6 @@ impl<'a> Packets<'a> {
             SERVICE,
             "--agents-service-account",
             AGENT,
-            "--listen",
-            "",
             "--apiserver-listen",
             &listen,
             "--agents-listen",
@@ -94,7 +92,9 @@ impl<'a> Packets<'a> {
         ];
         let kubeconfig = self.api.kubeconfig();
         let variables = [("KUBECONFIG", kubeconfig.to_str().unwrap())];
-        Agent::with_environment(&self.host, &[&words[..], arguments].concat(), &variables)
+        // Without metrics, unless the story wants them.
+        let silent: &[&str] = if arguments.contains(&"--listen") { &[] } else { &["--listen", ""] };
+        Agent::with_environment(&self.host, &[&words[..], silent, arguments].concat(), &variables)
     }
 
     /// Lets the agent of a node reach the servers. Once for a node.

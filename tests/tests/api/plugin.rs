@@ -8,7 +8,7 @@ use std::{
     process::{Command, Output},
 };
 
-use mirror_tests::Api;
+use mirror_tests::{Api, SOON, check, eventually};
 use serde_json::{Value, json};
 
 use crate::{
@@ -91,12 +91,17 @@ fn a_mirror_is_made_shown_and_deleted_as_by_kubectl() {
     assert_eq!(plugin(api, "on deployment web --filter tcp"), said(&format!("{name} configured")));
     assert_eq!(plugin(api, "on deploy web --filter tcp -o name"), said(name));
     assert_eq!(plugin(api, "status -o name"), kubectl(api, "get mirrors -o name"));
-    let ours: Value = serde_json::from_str(&plugin(api, "status -o json").1).unwrap();
-    let theirs: Value = serde_json::from_str(&kubectl(api, "get mirrors -o json").1).unwrap();
-    assert_eq!(ours, theirs);
-    let [ours, theirs] = [plugin(api, "status -o yaml"), kubectl(api, "get mirrors -o yaml")];
-    let [ours, theirs] = [ours, theirs].map(|(_, yaml, _)| serde_saphyr::from_str::<Value>(&yaml).unwrap());
-    assert_eq!(ours, theirs);
+    // JSON is YAML, too. A controller of another story can change the status between both commands.
+    for format in ["json", "yaml"] {
+        eventually(SOON, || {
+            let shown = [
+                plugin(api, &format!("status -o {format}")),
+                kubectl(api, &format!("get mirrors -o {format}")),
+            ];
+            let [ours, theirs] = shown.map(|(_, text, _)| serde_saphyr::from_str::<Value>(&text).unwrap());
+            check(ours == theirs, || format!("{ours} and {theirs}"))
+        });
+    }
     let (_, table, _) = plugin(api, "status");
     assert!(table.starts_with("NAME  ") && table.lines().count() == 2, "{table}");
 

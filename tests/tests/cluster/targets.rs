@@ -1,6 +1,6 @@
 //! The copies of a pod go to another pod, to a program that runs through `kubectl exec`, and to another machine.
 
-use std::fs::File;
+use std::{fs::File, process};
 
 use mirror_tests::{
     AGENT, Capture, Cluster, Netns, PATIENCE, SOON, SessionStatus, Tail, check, eventually, pod_object,
@@ -15,7 +15,8 @@ const COMMAND: [&str; 5] = ["tail", "--target", "program", "-w", "-"];
 
 /// Another machine, at the other end of a veth pair of the node, which is deleted with it.
 fn another_machine(cluster: &Cluster) -> Netns {
-    let (node, far) = (cluster.host().node(), Netns::new(&format!("{}-far", cluster.namespace())));
+    // By this name, the next tests remove it if this one is killed.
+    let (node, far) = (cluster.host().node(), Netns::new(&format!("pm-{}-far", process::id())));
     far.keep_quiet();
     node.ip(&format!("link add pmtest0 mtu 9000 type veth peer name up0 mtu 9000 netns {}", far.name()));
     node.ip("address add 10.9.0.1/24 dev pmtest0");

@@ -17,7 +17,7 @@ use crate::{
     programs, workspace,
 };
 
-/// The page with the metrics and their labels. The level api compares it with the metrics of agent and controller.
+/// The page with the metrics and their labels. The level api compares it with those of agent, controller and server.
 pub(super) const PAGE: &str = "docs/metrics.md";
 /// The path of the metrics of agent and controller.
 pub(super) const METRICS_PATH: &str = "/metrics";

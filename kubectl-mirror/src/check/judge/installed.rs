@@ -8,7 +8,6 @@ use k8s_openapi::{
         apps::v1::{DaemonSet, Deployment},
         core::v1::Pod,
     },
-    apimachinery::pkg::apis::meta::v1::Time,
     kube_aggregator::pkg::apis::apiregistration::v1::APIService,
 };
 use kube::ResourceExt as _;
@@ -18,7 +17,7 @@ use mirror_api::{
 };
 
 use super::{
-    Facts, Finding, Level, WHOLE_SERVER, count, is_fit, is_installed, judged, named, numbers, or_ok,
+    Facts, Finding, Level, MOST_NAMED, WHOLE_SERVER, count, is_fit, is_installed, judged, named, numbers, or,
 };
 
 /// The containers of an agent, and of its recorder.
@@ -83,33 +82,30 @@ fn is_there(pod: &Pod) -> bool {
     pod.metadata.deletion_timestamp.is_none()
 }
 
-fn agents(facts: &Facts, sets: &[DaemonSet], by_node: &Agents) -> Vec<Finding> {
-    let (ready, unready): (Vec<_>, Vec<_>) = by_node.iter().partition(|(_, is_ready)| **is_ready);
-    let unready: Vec<_> = unready.into_iter().map(|(node, _)| node).collect();
+fn agents(Facts { agents, nodes, .. }: &Facts, sets: &[DaemonSet], by_node: &Agents) -> Vec<Finding> {
+    let unready: Vec<_> = by_node.iter().filter(|(_, is_ready)| !**is_ready).map(|(node, _)| node).collect();
+    let ready = by_node.len() - unready.len();
     let statuses = sets.iter().filter_map(|set| set.status.as_ref());
     let desired: i32 = statuses.map(|status| status.desired_number_scheduled).sum();
-    let look = format!(
-        "kubectl -n {} describe daemonset, get pods -o wide, and the logs of the agents there",
-        facts.agents
-    );
-    let found = format!("{} ready on {}", count(ready.len(), "agent"), count(by_node.len(), "node"));
-    let mut findings = Vec::new();
-    if ready.is_empty() {
+    let look =
+        format!("kubectl -n {agents} describe daemonset, get pods -o wide, and the logs of the agents there");
+    let found = format!("{} ready on {}", count(ready, "agent"), count(by_node.len(), "node"));
+    let first = if ready == 0 {
         // For example, the Pod Security level of the namespace forbids the pods.
-        let on = if unready.is_empty() { "no node has one".to_owned() } else { named(unready) };
-        findings.push(Finding::fail("agents", format!("no agent of {desired} is ready: {on}"), look));
+        let on = if unready.is_empty() { "no node has one".to_owned() } else { named(unready, MOST_NAMED) };
+        Finding::fail("agents", format!("no agent of {desired} is ready: {on}"), look)
     } else if !unready.is_empty() {
-        findings.extend(Finding::about("agents", "no agent is ready on", &unready, &look));
+        Finding::warn("agents", format!("no agent is ready on {}", named(unready, MOST_NAMED)), look)
     } else if usize::try_from(desired).is_ok_and(|desired| by_node.len() < desired) {
-        findings.push(Finding::warn("agents", format!("{found}, and the DaemonSet wants {desired}"), look));
+        Finding::warn("agents", format!("{found}, and the DaemonSet wants {desired}"), look)
     } else {
-        findings.push(Finding::ok("agents", found));
-    }
-    let nodes = facts.nodes.iter().flatten().filter(|node| is_fit(node)).map(|node| node.name_any());
+        Finding::ok("agents", found)
+    };
+    let nodes = nodes.iter().flatten().filter(|node| is_fit(node)).map(|node| node.name_any());
     let without: Vec<_> = nodes.filter(|node| !by_node.contains_key(node)).collect();
     let todo = "if agents should run there, check the chart's nodeSelector, affinity, tolerations and image.architectures";
-    findings.extend(Finding::about("agents", "these nodes have no agent:", &without, todo));
-    findings
+    let without = Finding::about("agents", "these nodes have no agent:", &without, todo);
+    [first].into_iter().chain(without).collect()
 }
 
 fn node_of(pod: &Pod) -> Option<String> {
@@ -152,44 +148,37 @@ fn versions(facts: &Facts, pods: &[Pod]) -> Option<Finding> {
 
 fn reports(reports: &[MirrorNode], facts: &Facts, by_node: &Agents) -> Vec<Finding> {
     let reports: BTreeMap<_, _> = reports.iter().map(|report| (report.name_any(), report)).collect();
-    let (mut ready, mut missing, mut stale, mut refusing) = (0, Vec::new(), Vec::new(), Vec::new());
-    for (node, _) in by_node.iter().filter(|(_, is_ready)| **is_ready) {
-        ready += 1;
-        let Some(report) = reports.get(node) else {
-            missing.push(node);
-            continue;
-        };
-        if is_stale(report, facts) {
-            stale.push(node);
-        }
-        if report.status.as_ref().is_some_and(|status| status.refused_count > 0) {
-            refusing.push(node);
-        }
+    let ready: Vec<_> = by_node.iter().filter(|(_, is_ready)| **is_ready).map(|(node, _)| node).collect();
+    if ready.is_empty() {
+        return Vec::new();
     }
+    let with = |is: &dyn Fn(Option<&MirrorNode>) -> bool| -> Vec<_> {
+        ready.iter().filter(|node| is(reports.get(**node).copied())).collect()
+    };
+    let missing = with(&|report| report.is_none());
+    let stale = with(&|report| report.is_some_and(|report| is_stale(report, facts)));
+    let refusing = with(&|of| of.and_then(|of| of.status.as_ref()).is_some_and(|of| of.refused_count > 0));
     let orphaned = reports.iter().filter(|(node, of)| !by_node.contains_key(*node) && is_stale(of, facts));
     let orphaned: Vec<_> = orphaned.map(|(node, _)| node).collect();
     let log = format!("see the logs of their agents: kubectl -n {} logs", facts.agents);
     let old = "the reports of these nodes are too old, or from the future:";
     let no_agent = "these nodes have a stale report and no agent:";
-    let remove =
-        "run agents there, or clean up the mirrors and delete the MirrorNodes: see docs/resources.md";
+    let clean = "run agents there, or clean up the mirrors and delete the MirrorNodes: see docs/resources.md";
     let problems = [
         Finding::about("reports", "no MirrorNode of", &missing, &log),
         Finding::about("reports", old, &stale, &format!("check the clocks of these nodes; {log}")),
-        Finding::about("reports", no_agent, &orphaned, remove),
+        Finding::about("reports", no_agent, &orphaned, clean),
         Finding::about("reports", "Mirrors are refused on", &refusing, "kubectl mirror status -A says why"),
     ];
-    if ready == 0 {
-        return Vec::new();
-    }
-    or_ok(problems.into_iter().flatten(), "reports", format!("of {}, none too old", count(ready, "node")))
+    let ok = Finding::ok("reports", format!("of {}, none too old", count(ready.len(), "node")));
+    or(problems.into_iter().flatten(), ok)
 }
 
 /// Whether the report is too old. An agent without Mirrors and MirrorTargets does not refresh its report.
 fn is_stale(report: &MirrorNode, facts: &Facts) -> bool {
     let Some(status) = &report.status else { return false };
     let is_repeated = !status.mirrors.is_empty() || !status.targets.is_empty();
-    is_repeated && !is_current(status.last_report_time.as_ref().map(|Time(at)| *at), facts.now)
+    is_repeated && !is_current(status.last_report_time.as_ref().map(|time| time.0), facts.now)
 }
 
 fn controller(controllers: &[Deployment], facts: &Facts) -> Finding {

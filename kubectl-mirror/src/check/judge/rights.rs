@@ -2,7 +2,7 @@
 
 use mirror_api::packets::GROUP;
 
-use super::{Finding, Read, or_ok};
+use super::{Finding, Read, or};
 
 /// A right that commands of the plugin need.
 #[derive(Debug)]
@@ -47,21 +47,14 @@ pub(in crate::check) fn rights(namespace: &str) -> Vec<Right> {
 /// A finding for each missing right.
 pub(super) fn findings(rights: &[Right]) -> Vec<Finding> {
     let finding = |Right { resource, verb, namespace, needed_by, role, is_granted, .. }: &Right| {
-        let within = match namespace {
-            Some(namespace) => format!("in namespace {namespace}"),
-            None => "in the cluster".to_owned(),
+        let at = namespace.as_ref().map_or_else(|| "the cluster".to_owned(), |of| format!("namespace {of}"));
+        let (found, more, todo) = match is_granted {
+            Ok(true) => return None,
+            Ok(false) => ("you may not", format!(" (for {needed_by})"), role.as_str()),
+            Err(why) => ("cannot check the right to", format!(": {why}"), "fix the cause, and check again"),
         };
-        match is_granted {
-            Ok(true) => None,
-            Ok(false) => {
-                let found = format!("you may not {verb} {resource} {within} (for {needed_by})");
-                Some(Finding::warn("rights", found, role.clone()))
-            }
-            Err(why) => {
-                let found = format!("cannot check the right to {verb} {resource} {within}: {why}");
-                Some(Finding::warn("rights", found, "fix the cause, and check again"))
-            }
-        }
+        Some(Finding::warn("rights", format!("{found} {verb} {resource} in {at}{more}"), todo))
     };
-    or_ok(rights.iter().filter_map(finding), "rights", "you may use all commands of this plugin".to_owned())
+    let ok = Finding::ok("rights", "you may use all commands of this plugin".to_owned());
+    or(rights.iter().filter_map(finding), ok)
 }

@@ -201,9 +201,9 @@ fn a_right_that_is_missing_is_told_with_who_gives_it() {
 #[test]
 fn many_names_are_cut() {
     let names: Vec<_> = (0..13).map(|number| format!("n{number}")).collect();
-    let text = named(&names);
+    let text = named(&names, MOST_NAMED);
     assert_eq!(text, "n0, n1, n2, n3, n4, n5, n6, n7, n8, n9 and 3 more");
-    assert_eq!(named(["a"]), "a");
+    assert_eq!(named(["a"], MOST_NAMED), "a");
 }
 
 proptest! {

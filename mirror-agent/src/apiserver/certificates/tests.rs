@@ -217,6 +217,18 @@ async fn two_replicas_have_a_ca_and_replace_it_in_time() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn an_api_service_that_is_applied_again_soon_has_the_ca() {
+    let server = Server::new();
+    let keeper = tokio::spawn(Running::new(&server).0.keep());
+    sleep(LOOK).await;
+    let trusted = server.bundle();
+    server.objects().service["spec"]["caBundle"] = json!("");
+    sleep(Duration::from_secs(30)).await;
+    assert_eq!((trusted.len(), server.bundle()), (1, trusted));
+    keeper.abort();
+}
+
+#[tokio::test(start_paused = true)]
 async fn files_are_read_again_and_a_half_of_a_pair_is_not_served() {
     let dir = tempfile::tempdir().unwrap();
     let source = Source::Files(dir.path().to_owned());

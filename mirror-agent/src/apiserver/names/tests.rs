@@ -131,6 +131,10 @@ fn pods_and_names_have_a_bound() {
         all.take(pod(&format!("pod-{number}"), Some("a"), &Ipv4Addr::from(0x0a00_0000 + number).to_string()));
     }
     assert_eq!((all.names.len(), all.pods.len()), (MAX_OBJECTS, MAX_OBJECTS));
+    // Each once.
+    let about = ["addresses have names", "pods, and others are left out"];
+    assert!(all.messages.iter().zip(about).all(|(text, about)| text.contains(about)), "{:?}", all.messages);
+    assert_eq!(all.messages.len(), about.len());
     let blocks: Vec<_> =
         std::iter::from_fn(|| Some(all.new_names().len()).filter(|names| *names > 0)).collect();
     assert_eq!(blocks.iter().sum::<usize>(), MAX_OBJECTS);

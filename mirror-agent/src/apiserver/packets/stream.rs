@@ -1,4 +1,4 @@
-//! [`Stream`]: the streams of several nodes as one pcapng, and the answer to the client. Pure: the caller has the clock.
+//! [`Stream`]: the streams of several nodes as one pcapng. Pure: the caller has the clock.
 //!
 //! ```text
 //! objects (pods, names) ──┐           ┌─► interfaces, counters, comments ─┐
@@ -10,15 +10,18 @@
 //! those that are the node's at that time. Counters are written as they come, if they have changed. A message is the
 //! comment of a block without names.
 
+mod missing;
+
 use std::{
     collections::{BTreeMap, BTreeSet},
     mem::take,
     time::Duration,
 };
 
+use kube::runtime::watcher::Event;
 use mirror_api::packets::Note;
 use mirror_capture::{
-    blocks::Block,
+    blocks::{Block, Description},
     merge::{Bounds, Merge, StreamId},
     pcapng::{Interface, InterfaceId, NO_PAST, Names, Section, Statistics, Writer},
 };
@@ -26,7 +29,7 @@ use mirror_core::status::printable;
 
 use crate::apiserver::{
     names::{MAX_OBJECTS, Objects, Seen},
-    query::{Cause, Packets, Refusal},
+    query::{Packets, Refusal},
 };
 
 /// Bounds of the packets that wait for those of other nodes. For the past alone, a node begins to send when its recorder
@@ -43,12 +46,10 @@ const MAX_NOTES: usize = 10_000;
 const MAX_TEXT: usize = 1024;
 /// Maximum number of causes in a refusal.
 const MAX_CAUSES: usize = 20;
-/// Reasons that are true of every pod for a moment while it starts.
-const PASSING: [&str; 3] = ["NoNetns", "NoNic", "NotYet"];
-/// Reasons that only an administrator can change.
-const FORBIDDEN: [&str; 2] = ["NamespaceExcluded", "NamespaceNotAllowed"];
 /// What a request watches.
 const OBJECTS: &str = "pods and Services";
+/// The nodes that a request has no room for.
+const OTHERS: &str = "other nodes";
 /// The reason why there are no packets of the past.
 const NO_RECORD: &str = "NoPast";
 const APPLICATION: &str = concat!("podmirror ", env!("PODMIRROR_VERSION"));
@@ -58,16 +59,42 @@ const APPLICATION: &str = concat!("podmirror ", env!("PODMIRROR_VERSION"));
 pub(super) enum Effect {
     /// Counts an interface that is not the node's.
     Foreign { node: String },
-    /// Says that a pod, by `NAMESPACE/NAME`, is read. Once for each pod.
+    /// Says that a pod, by `NAMESPACE/NAME`, is read. Once for each UID.
     Covered { pod: String, uid: String },
+}
+
+/// An interface of a node's stream.
+#[derive(Debug)]
+struct Described {
+    pod: String,
+    /// Its number in the file.
+    number: InterfaceId,
+    /// Whether it was the node's.
+    was_own: bool,
+    /// Whether the UID of its pod is in [`Stream::covered`].
+    is_told: bool,
+    /// The newest counters in the file.
+    counters: [Option<u64>; 4],
+}
+
+impl Described {
+    /// The effect of a block of the node's own pod. The watch can have the pod later than the node.
+    fn covered(&mut self, objects: &Objects, covered: &mut BTreeSet<String>) -> Option<Effect> {
+        if self.is_told {
+            return None;
+        }
+        let uid = objects.uid(&self.pod)?;
+        self.is_told = true;
+        let is_first = covered.len() < MAX_OBJECTS && covered.insert(uid.clone());
+        is_first.then(|| Effect::Covered { pod: self.pod.clone(), uid })
+    }
 }
 
 /// A node with a stream, from the request to its end.
 #[derive(Debug)]
 struct Node {
     name: String,
-    /// Its interfaces: pod, number in the file, whether it was the node's, and the newest counters in the file.
-    interfaces: Vec<(String, InterfaceId, bool, [Option<u64>; 4])>,
+    interfaces: Vec<Described>,
     /// There is a note about each pod that was selected when the stream began.
     is_ready: bool,
 }
@@ -88,8 +115,10 @@ pub(super) struct Stream {
     failures: BTreeMap<String, Refusal>,
     /// The reason and the message for each pod, and NIC after a space, that is not read; `None`: it is read.
     notes: BTreeMap<String, Option<(String, String)>>,
-    /// The pods that have been read.
+    /// The UIDs of the pods that have been read.
     covered: BTreeSet<String>,
+    /// Whether there was an interface of a node's own pod.
+    is_read: bool,
     writer: Writer,
     pub(super) merge: Merge<Vec<u8>>,
     /// Blocks for the client.
@@ -113,6 +142,7 @@ impl Stream {
             failures: BTreeMap::new(),
             notes: BTreeMap::new(),
             covered: BTreeSet::new(),
+            is_read: false,
             writer: Writer::begin(&mut pending, &section),
             merge: Merge::new(if read.follow { MERGE } else { PAST }),
             pending,
@@ -122,36 +152,41 @@ impl Stream {
 
     /// Takes an event of the watch in, or why it has failed. Returns whether to [`Self::join`].
     pub(super) fn see(&mut self, seen: Result<Seen, String>) -> bool {
-        let was_full = self.objects.is_full();
         let has_changed = match seen {
-            Ok(seen) => self.objects.take(seen),
+            Ok(seen) => {
+                // A list begins before kube-apiserver has answered.
+                if !matches!(seen.1, Event::Init) {
+                    self.mended(OBJECTS, "they are watched again");
+                }
+                self.objects.take(seen)
+            }
             Err(why) => {
                 self.fail(OBJECTS, Refusal::unavailable(why));
                 false
             }
         };
-        if self.objects.is_full() && !was_full {
-            self.say(&format!("{MAX_OBJECTS} addresses have names, and no more get any"));
-        }
+        take(&mut self.objects.messages).iter().for_each(|text| self.say(text));
         has_changed
     }
 
-    /// Returns the nodes whose streams begin now, and whether each has had none before. For the past alone, these are all
-    /// nodes that may have packets of deleted pods.
+    /// Returns the nodes whose streams begin now, and whether each has had none before. For the past alone, these are
+    /// first the nodes of the pods, then all others, which may have packets of deleted pods.
     pub(super) fn join<A>(&mut self, agents: &BTreeMap<String, A>) -> Vec<(StreamId, String, bool)> {
         let mut joined = Vec::new();
         if !self.objects.is_listed || !self.follow && self.next > 0 {
             return joined;
         }
-        let mut wanted = self.node.clone().map_or_else(|| self.objects.nodes(), |node| [node].into());
-        if self.node.is_none() && !self.follow && self.objects.are_of_any_labels() {
-            wanted.extend(agents.keys().cloned());
-        }
+        let own = self.node.clone().map_or_else(|| self.objects.nodes(), |node| [node].into());
+        let has_others = self.node.is_none() && !self.follow && self.objects.are_of_any_labels();
+        let others = agents.keys().filter(|name| has_others && !own.contains(*name)).cloned();
+        let mut wanted: Vec<_> = own.iter().cloned().chain(others).collect();
         wanted.retain(|name| self.nodes.values().all(|node| node.name != *name));
+        let mut is_full = false;
         for name in wanted {
-            if self.nodes.len() >= MAX_NODES {
+            is_full = self.nodes.len() >= MAX_NODES;
+            if is_full {
                 let why = format!("a request reads at most {MAX_NODES} nodes");
-                self.fail("other nodes", Refusal::new(429, "TooManyRequests", why));
+                self.fail(OTHERS, Refusal::new(429, "TooManyRequests", why));
                 break;
             } else if !agents.contains_key(&name) {
                 self.fail(&name, Refusal::unavailable("its agent is not connected"));
@@ -163,17 +198,17 @@ impl Stream {
             joined.push((self.next, name, is_first));
             self.next += 1;
         }
+        if !is_full {
+            self.mended(OTHERS, "none is left out any more");
+        }
         joined
     }
 
     /// The agent has accepted the request.
     pub(super) fn opened(&mut self, id: StreamId) {
-        let Some(Node { name, .. }) = self.nodes.get(&id) else { return };
-        self.known.insert(name.clone());
-        if self.failures.remove(name).is_some() {
-            let text = format!("{name}: its packets are read");
-            self.say(&text);
-        }
+        let Some(name) = self.nodes.get(&id).map(|node| node.name.clone()) else { return };
+        self.mended(&name, "its packets are read");
+        self.known.insert(name);
     }
 
     /// The stream has ended, or was refused.
@@ -181,15 +216,6 @@ impl Stream {
         self.merge.close(id);
         if let (Some(node), Err(refusal)) = (self.nodes.remove(&id), ended) {
             self.fail(&node.name, refusal);
-        }
-    }
-
-    /// Notes why the packets of a node, or another part, are missing.
-    fn fail(&mut self, part: &str, refusal: Refusal) {
-        let refusal = Refusal { message: clean(&refusal.message), ..refusal };
-        if self.failures.get(part) != Some(&refusal) {
-            self.say(&format!("{part}: {}", refusal.message));
-            self.failures.insert(part.to_owned(), refusal);
         }
     }
 
@@ -204,22 +230,7 @@ impl Stream {
         let number = match &block {
             Block::Packet(packet) => packet.interface,
             Block::Statistics(counters) => counters.interface,
-            Block::Interface(of) if interfaces.len() < MAX_INTERFACES => {
-                let name = Some(&*of.name);
-                let (description, filter) = (of.description.as_deref(), of.filter.as_deref());
-                let (comment, hardware) = (of.comment.as_deref(), Some(&**node));
-                let interface = Interface { snaplen: 0, name, description, filter, hardware, comment };
-                let number = self.writer.interface(&mut self.pending, &interface);
-                let pod = of.name.split(' ').next().map(start).unwrap_or_default();
-                let is_own = self.objects.is_own(node, pod, false);
-                interfaces.push((pod.to_owned(), number, is_own, [None; 4]));
-                if !is_own {
-                    return Some(Effect::Foreign { node: node.clone() });
-                }
-                let is_first = self.covered.insert(pod.to_owned());
-                let uid = self.objects.uid(pod).filter(|_| is_first)?;
-                return Some(Effect::Covered { pod: pod.to_owned(), uid });
-            }
+            Block::Interface(of) => return self.describe(id, of),
             Block::Note(json) => {
                 self.note(id, serde_json::from_str(json).ok()?);
                 return None;
@@ -237,14 +248,16 @@ impl Stream {
                 return None;
             }
             // Agents send no names: they would be those of other nodes, too.
-            Block::Interface(_) | Block::Names(_) => return None,
+            Block::Names(_) => return None,
         };
-        let (pod, interface, was_own, counters) = interfaces.get_mut(number as usize)?;
-        if !self.objects.is_own(node, pod, *was_own) {
+        let described = interfaces.get_mut(number as usize)?;
+        if !self.objects.is_own(node, &described.pod, described.was_own) {
             return None;
         }
-        *was_own = true;
-        let interface = *interface;
+        described.was_own = true;
+        self.is_read = true;
+        let effect = described.covered(&self.objects, &mut self.covered);
+        let (interface, counters) = (described.number, &mut described.counters);
         if let Block::Packet(packet) = block {
             let (time_ns, block) = (packet.time_ns, packet.with_interface(interface.number()));
             self.merge.push(id, time_ns, block.len(), block, now);
@@ -252,8 +265,9 @@ impl Stream {
             && *counters != [of.received, of.lost, of.limited, of.end_ns]
         {
             *counters = [of.received, of.lost, of.limited, of.end_ns];
-            let (received, dropped, accepted, comment) = (of.received, of.lost, None, of.comment.as_deref());
-            let (time_ns, start_ns, end_ns, limited) = (of.time_ns, of.start_ns, of.end_ns, of.limited);
+            let (received, dropped, limited, accepted) = (of.received, of.lost, of.limited, None);
+            let (time_ns, start_ns, end_ns) = (of.time_ns, of.start_ns, of.end_ns);
+            let comment = of.comment.as_deref().map(start);
             Statistics {
                 interface,
                 time_ns,
@@ -267,90 +281,40 @@ impl Stream {
             }
             .write(&mut self.pending);
         }
+        effect
+    }
+
+    /// Takes the description of an interface in.
+    fn describe(&mut self, id: StreamId, of: &Description) -> Option<Effect> {
+        let Node { name: node, interfaces, .. } = self.nodes.get_mut(&id)?;
+        if interfaces.len() >= MAX_INTERFACES {
+            let part = format!("{node} interfaces");
+            let why = format!("it has more than {MAX_INTERFACES} interfaces, and later ones are not read");
+            self.fail(&part, Refusal::unavailable(why));
+            return None;
+        }
+        let texts = [Some(&*of.name), of.description.as_deref(), of.comment.as_deref()];
+        let [name, description, comment] = texts.map(|text| text.map(start));
+        let (filter, hardware) = (of.filter.as_deref(), Some(&**node));
+        let interface = Interface { snaplen: 0, name, description, filter, hardware, comment };
+        let number = self.writer.interface(&mut self.pending, &interface);
+        let pod = of.name.split(' ').next().map(start).unwrap_or_default().to_owned();
+        let was_own = self.objects.is_own(node, &pod, false);
+        let mut described = Described { pod, number, was_own, is_told: false, counters: [None; 4] };
+        let effect = if was_own {
+            self.is_read = true;
+            described.covered(&self.objects, &mut self.covered)
+        } else {
+            Some(Effect::Foreign { node: node.clone() })
+        };
+        // The recorder of a node keeps the packets of pods that have moved: that is no mistake.
+        let has_moved = !was_own && !self.follow && self.objects.uid(&described.pod).is_some();
+        let moved = has_moved.then(|| format!("{} on {node}", described.pod));
+        interfaces.push(described);
+        let Some(part) = moved else { return effect };
+        let why = "its recorded packets are left out: the pod is not on this node now";
+        self.fail(&part, Refusal::new(409, "Conflict", why));
         None
-    }
-
-    fn note(&mut self, id: StreamId, note: Note) {
-        let Some(node) = self.nodes.get_mut(&id) else { return };
-        let [pod, nic, reason] = [note.pod, note.nic, note.reason].map(|text| text.as_deref().map(clean));
-        let mut part = match pod {
-            None if reason.is_none() => {
-                node.is_ready = true;
-                return;
-            }
-            Some(pod) if !self.objects.is_own(&node.name, &pod, false) => return,
-            pod => pod.unwrap_or_else(|| node.name.clone()),
-        };
-        if let Some(nic) = nic {
-            part = format!("{part} {nic}");
-        }
-        if self.notes.len() >= MAX_NOTES && !self.notes.contains_key(&part) {
-            return;
-        }
-        let message = clean(&note.message);
-        let text = [Some(&part), reason.as_ref(), Some(&message)];
-        let text = text.into_iter().flatten().map(String::as_str).collect::<Vec<_>>().join(": ");
-        let note = reason.map(|reason| (reason, message));
-        let before = self.notes.insert(part, note.clone());
-        // A pod that is read from the beginning needs no message: its interface says so.
-        if before.as_ref().unwrap_or(&None) != &note {
-            self.say(&text);
-        }
-    }
-
-    /// Writes a message for the user.
-    fn say(&mut self, text: &str) {
-        let comment = Some(format!("podmirror: {text}"));
-        Names { addresses: Vec::new(), comment }.write(&mut self.pending);
-    }
-
-    /// Returns the answer to the client, when it is known. `is_late`: it cannot wait any more.
-    pub(super) fn answer(&self, is_late: bool) -> Option<Result<(), Refusal>> {
-        if !self.covered.is_empty() || self.notes.values().any(Option::is_none) {
-            return Some(Ok(()));
-        }
-        if let Some(name) = self.objects.missing().filter(|_| !self.has_past) {
-            return Some(Err(Refusal::new(404, "NotFound", format!("there is no pod {name:?}"))));
-        }
-        let is_waiting = !self.objects.is_listed || self.nodes.values().any(|node| !node.is_ready);
-        (is_late || !is_waiting).then(|| self.refusal().map_or(Ok(()), Err))
-    }
-
-    /// Why nothing can be read. `None`: packets can still come.
-    fn refusal(&self) -> Option<Refusal> {
-        let notes = self.notes.iter().filter_map(|(part, note)| note.as_ref().map(|note| (part, note)));
-        let notes: Vec<_> = notes.filter(|(_, (reason, _))| !self.follow || reason != NO_RECORD).collect();
-        let has = |reasons: &[&str], (_, (reason, _)): &(_, &(String, _))| reasons.contains(&reason.as_str());
-        if notes.iter().any(|note| has(&PASSING, note)) {
-            return None;
-        }
-        if let [(part, (reason, message)), rest @ ..] = &notes[..] {
-            let rest = if rest.is_empty() { String::new() } else { format!("; and {} more", rest.len()) };
-            let message = format!("no packets can be read: {part}: {reason}: {message}{rest}");
-            let is_forbidden = notes.iter().all(|note| has(&FORBIDDEN, note));
-            let (code, reason) = if is_forbidden { (403, "Forbidden") } else { (409, "Conflict") };
-            let causes = notes.iter().take(MAX_CAUSES).map(|(part, (reason, message))| Cause {
-                reason: reason.clone().into(),
-                field: (*part).clone(),
-                message: message.clone(),
-            });
-            return Some(Refusal { causes: causes.collect(), ..Refusal::new(code, reason, message) });
-        }
-        if !self.nodes.is_empty() {
-            return None;
-        }
-        let mut failures =
-            self.failures.iter().filter(|(part, _)| !self.objects.is_listed || *part != OBJECTS);
-        if let Some((part, refusal)) = failures.next() {
-            return Some(Refusal { message: format!("{part}: {}", refusal.message), ..refusal.clone() });
-        }
-        let why = match (self.objects.is_listed, self.next) {
-            (false, _) => "the API server has not listed the pods in time",
-            // Without labels, the past alone is that of all nodes.
-            (true, 0) if !self.follow && self.objects.are_of_any_labels() => "no agent is connected",
-            (true, _) => return None,
-        };
-        Some(Refusal::unavailable(why))
     }
 
     /// Whether blocks of the agents can be taken in.
@@ -358,10 +322,11 @@ impl Stream {
         self.pending.len() < PENDING
     }
 
-    /// Fills the room with names, and with packets that need not wait any more.
-    pub(super) fn pour(&mut self, now: Duration) {
+    /// Fills the room with names, and with packets that need not wait any more. Before the answer, it leaves the room to
+    /// what the answer depends on.
+    pub(super) fn pour(&mut self, now: Duration, has_begun: bool) {
         while self.has_room() {
-            let addresses = self.objects.new_names();
+            let addresses = if has_begun { self.objects.new_names() } else { Vec::new() };
             if !addresses.is_empty() {
                 Names { addresses, comment: None }.write(&mut self.pending);
             } else if !self.pop(now) {

@@ -3,7 +3,7 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use mirror_api::packets::PodReportList;
-use mirror_core::status::{MirrorReport, NotMirrored, PodMetadata, Rates, Traffic};
+use mirror_core::status::{Finding, MirrorReport, PodMetadata, Rates, Traffic};
 use serde_json::from_str;
 
 use super::*;
@@ -15,21 +15,15 @@ fn answer(is_table: bool, has_rates: bool) -> Answer {
     Answer { pods: pods.into(), is_table, has_rates, bytes: 0, parts: BTreeMap::new() }
 }
 
-fn report(name: &str, nics: &[NicReport], not_mirrored: &[NotMirrored]) -> PodReport {
+fn report(name: &str, nics: &[NicReport], not_mirrored: &[Finding]) -> PodReport {
     let metadata = PodMetadata { namespace: "shop".into(), name: name.into() };
     PodReport { metadata, nics: nics.to_vec(), not_mirrored: not_mirrored.to_vec(), ..PodReport::default() }
 }
 
-fn not_mirrored(nic: Option<&str>, reason: &str) -> NotMirrored {
+fn not_mirrored(nic: Option<&str>, reason: &str) -> Finding {
     let [message, remedy] = ["the reason", "The remedy."].map(str::to_owned);
-    NotMirrored {
-        pod: None,
-        nic: nic.map(str::to_owned),
-        mirror: None,
-        reason: reason.into(),
-        message,
-        remedy,
-    }
+    let (nic, reason) = (nic.map(str::to_owned), reason.to_owned());
+    Finding { nic, reason, message, remedy, ..Finding::default() }
 }
 
 fn mirror(name: &str, copied: u64, lost: u64) -> MirrorReport {

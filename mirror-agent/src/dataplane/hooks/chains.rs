@@ -10,8 +10,11 @@ use std::{
 
 use tokio::time::Instant;
 
-use super::{rest, tcx};
-use crate::model::{IfIndex, Program};
+use super::{EVERY, tcx};
+use crate::{
+    model::{IfIndex, Program},
+    pace::rest,
+};
 
 /// The chains, as last read.
 #[derive(Default)]
@@ -33,7 +36,7 @@ impl Chains {
     /// The time of the next poll; `None` if there is no chain to poll.
     pub(super) fn due(&self) -> Option<Instant> {
         let (at, took) = self.last.filter(|_| !self.seen.is_empty())?;
-        Some(at + rest(took))
+        Some(at + rest(took, EVERY))
     }
 
     /// Polls the chains. Returns whether one has changed.

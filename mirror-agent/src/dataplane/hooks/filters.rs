@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use anyhow::{Context as _, bail};
 use futures_util::{Stream, TryStreamExt as _};
 use mirror_common::verdict::Hook;
-use mirror_core::hidden::{Ahead, Matches};
+use mirror_core::hidden::Ahead;
 use netlink_packet_core::Nla as _;
 use netlink_packet_route::tc::{
     TcAction, TcActionAttribute, TcActionOption, TcAttribute, TcFilterBpfOption, TcFilterFlowerOption,
@@ -66,13 +66,8 @@ pub(super) struct Filters {
     most: usize,
 }
 
-/// The part of a list that was read.
-#[derive(Default)]
-struct Read {
-    messages: Vec<TcMessage>,
-    /// The list is longer.
-    is_cut: bool,
-}
+/// The part of a list that was read, and whether the list is longer.
+type Read = (Vec<TcMessage>, bool);
 
 impl Drop for Filters {
     fn drop(&mut self) {
@@ -94,12 +89,12 @@ impl Filters {
 
     /// Returns the filters at the hook of one of podmirror's programs.
     pub(super) async fn of(&self, ifindex: IfIndex, program: Program) -> anyhow::Result<AtHook> {
-        Ok(at_hook(&self.at(ifindex, program.hook()).await?.messages, program))
+        Ok(at_hook(&self.at(ifindex, program.hook()).await?.0, program))
     }
 
     /// Returns the filters and queues of other software that packets from a device pass.
     pub(super) async fn of_others(&self, ifindex: IfIndex) -> anyhow::Result<Vec<Ahead>> {
-        let filters = self.at(ifindex, Hook::Egress).await?.messages;
+        let (filters, _) = self.at(ifindex, Hook::Egress).await?;
         let qdiscs = self.all_qdiscs().await?;
         let is_queue = |(at, kind): &(IfIndex, String)| *at == ifindex && !NO_QUEUES.contains(&&**kind);
         let queues = qdiscs.into_iter().filter(is_queue).map(|(_, kind)| Ahead::Queue { kind });
@@ -140,7 +135,7 @@ impl Filters {
                 if hook == Hook::Egress && !is_clsact {
                     continue;
                 }
-                let Read { messages, is_cut } = match self.at(ifindex, hook).await {
+                let (messages, is_cut) = match self.at(ifindex, hook).await {
                     Ok(read) => read,
                     Err(error) => {
                         all.unread.insert(ifindex, format!("{error:#}"));
@@ -168,7 +163,7 @@ impl Filters {
     pub(super) async fn names(&self, ifindex: IfIndex) -> anyhow::Result<BTreeSet<String>> {
         let mut names = BTreeSet::new();
         for hook in Hook::ALL {
-            let Read { messages, .. } = self.at(ifindex, hook).await?;
+            let (messages, _) = self.at(ifindex, hook).await?;
             names.extend(messages.iter().flat_map(options).filter_map(|option| match option {
                 TcOption::Bpf(TcFilterBpfOption::ProgName(name)) => Some(name.clone()),
                 _ => None,
@@ -205,11 +200,11 @@ impl Filters {
         let mut messages = Vec::new();
         while let Some(message) = list.try_next().await? {
             if messages.len() == self.most {
-                return Ok(Read { messages, is_cut: true });
+                return Ok((messages, true));
             }
             messages.push(message);
         }
-        Ok(Read { messages, is_cut: false })
+        Ok((messages, false))
     }
 
     /// Whether the device has an ingress qdisc, and so no egress hook.
@@ -230,7 +225,7 @@ impl Filters {
     /// Returns the kinds of all qdiscs, with their devices.
     async fn all_qdiscs(&self) -> anyhow::Result<Vec<(IfIndex, String)>> {
         let qdiscs = self.first(self.handle.qdisc().get().execute()).await;
-        let Read { messages, is_cut } = qdiscs.context("cannot list the qdiscs")?;
+        let (messages, is_cut) = qdiscs.context("cannot list the qdiscs")?;
         if is_cut {
             bail!("there are more than {} qdiscs", self.most);
         }
@@ -333,10 +328,10 @@ fn of_others(message: &TcMessage) -> Option<Ahead> {
         }
     }
     let protocol = u16::from_be(message.header.info as u16);
-    let matches = if all && protocol == ALL_PROTOCOLS { Matches::All } else { Matches::Some };
+    let is_for_all = all && protocol == ALL_PROTOCOLS;
     Some(match program {
         Some(id) => Ahead::Program { name, id },
-        None => Ahead::Filter { kind: kind.to_owned(), priority: priority(message), matches, goes_on },
+        None => Ahead::Filter { kind: kind.to_owned(), priority: priority(message), is_for_all, goes_on },
     })
 }
 

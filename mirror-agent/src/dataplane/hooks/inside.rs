@@ -17,13 +17,14 @@ use mirror_core::{exit, hidden::Ahead};
 use tokio::time::{Instant, timeout};
 
 use super::{
+    EVERY,
     filters::{AllFilters, Filter, Filters},
-    rest,
     tcx::{self, InChain},
 };
 use crate::{
     model::{Device, IfIndex, NetnsId, Program},
     netns::{Namespaces, Netns},
+    pace::rest,
 };
 
 /// The hook of a relay device (`exit`) that the copies pass.
@@ -130,7 +131,7 @@ impl Inside {
     }
 
     fn rest(&self) -> Duration {
-        rest(self.pods.values().map(|pod| pod.took).sum())
+        rest(self.pods.values().map(|pod| pod.took).sum(), EVERY)
     }
 }
 

@@ -9,7 +9,7 @@ use std::{
 
 use anyhow::bail;
 use mirror_common::verdict::Hook;
-use mirror_core::hidden::{Ahead, Picture, at_exit, blindness};
+use mirror_core::hidden::{Ahead, at_exit, blindness};
 
 use super::{
     Method,
@@ -59,14 +59,15 @@ impl Attached {
     /// The reason why packets are hidden from the program with the id `current`; `None` if the state of the hook is not
     /// `Current`. A missing hook is reported in any state.
     pub fn hidden(&self, method: Method, current: Option<u32>) -> Option<Hidden> {
-        let mut picture = Picture { lacks_hook: self.lacks_hook, ahead: Vec::new() };
-        let is_current = self.state(method, current) == HookState::Current;
-        if is_current {
-            let chain = self.chain.iter().take_while(|program| Some(program.id) != current);
-            picture.ahead = chain.cloned().map(Ahead::from).collect();
-            picture.ahead.extend(self.filters.ahead.iter().cloned());
+        if self.lacks_hook {
+            return Some(Hidden::NoHook);
         }
-        blindness(&picture).or_else(|| at_exit(&self.at_exit).filter(|_| is_current))
+        if self.state(method, current) != HookState::Current {
+            return None;
+        }
+        let chain = self.chain.iter().take_while(|program| Some(program.id) != current);
+        let ahead = chain.cloned().map(Ahead::from).chain(self.filters.ahead.iter().cloned());
+        blindness(&ahead.collect::<Vec<_>>()).or_else(|| at_exit(&self.at_exit))
     }
 
     /// The method by which one of podmirror's programs (the ids `ours`) runs there.

@@ -122,12 +122,6 @@ pub(super) fn carried(link: &OwnedFd) -> io::Result<Carried> {
 /// Returns the name of a program; empty if it has none.
 pub(super) fn program_name(id: u32) -> io::Result<String> {
     const BPF_PROG_GET_FD_BY_ID: libc::c_int = 13;
-    #[repr(C)]
-    struct ById {
-        id: u32,
-        next_id: u32,
-        open_flags: u32,
-    }
     /// The beginning of `struct bpf_prog_info`. The kernel copies no instructions and no maps without buffers for them.
     #[repr(C)]
     #[derive(Default)]
@@ -135,8 +129,8 @@ pub(super) fn program_name(id: u32) -> io::Result<String> {
         before: [u64; 8],
         name: [u8; 16],
     }
-    // SAFETY: the attributes of the command.
-    let program = unsafe { bpf_fd(BPF_PROG_GET_FD_BY_ID, &mut ById { id, next_id: 0, open_flags: 0 }) }?;
+    // SAFETY: the attributes of the command: `prog_id`, and those that it lacks are 0.
+    let program = unsafe { bpf_fd(BPF_PROG_GET_FD_BY_ID, &mut [id]) }?;
     let mut found = Info::default();
     info(&program, &mut found)?;
     let name = found.name.split(|byte| *byte == 0).next().unwrap_or_default();
@@ -209,30 +203,14 @@ pub(super) fn attach_first(program: impl AsFd, ifindex: IfIndex, attach_type: u3
 /// `ENOLINK`: the link's device no longer exists, or the link was detached.
 pub(super) fn update(link: &OwnedFd, program: impl AsFd) -> io::Result<()> {
     const BPF_LINK_UPDATE: libc::c_int = 29;
-    #[repr(C)]
-    struct Update {
-        link_fd: u32,
-        new_prog_fd: u32,
-        flags: u32,
-        old_prog_fd: u32,
-    }
-    let mut update = Update {
-        link_fd: link.as_raw_fd().cast_unsigned(),
-        new_prog_fd: program.as_fd().as_raw_fd().cast_unsigned(),
-        flags: 0,
-        old_prog_fd: 0,
-    };
-    // SAFETY: the attributes of the command. They have no pointers.
-    unsafe { bpf(BPF_LINK_UPDATE, &mut update) }.map(drop)
+    let (link_fd, new_prog_fd) = (link.as_raw_fd(), program.as_fd().as_raw_fd());
+    // SAFETY: the attributes of the command, and those that it lacks are 0. They have no pointers.
+    unsafe { bpf(BPF_LINK_UPDATE, &mut [link_fd, new_prog_fd]) }.map(drop)
 }
 
 /// Detaches a link from its device, in whichever namespace that is (5.9 and newer).
 pub(super) fn detach(link: &OwnedFd) -> io::Result<()> {
     const BPF_LINK_DETACH: libc::c_int = 34;
-    #[repr(C)]
-    struct Detach {
-        link_fd: u32,
-    }
-    // SAFETY: the attributes of the command. They have no pointers.
-    unsafe { bpf(BPF_LINK_DETACH, &mut Detach { link_fd: link.as_raw_fd().cast_unsigned() }) }.map(drop)
+    // SAFETY: the attributes of the command: `link_fd`. They have no pointers.
+    unsafe { bpf(BPF_LINK_DETACH, &mut [link.as_raw_fd()]) }.map(drop)
 }

@@ -2,7 +2,7 @@
 
 #![expect(clippy::unwrap_used, reason = "tests panic")]
 
-use mirror_core::hidden::{Ahead, Matches};
+use mirror_core::hidden::Ahead;
 use netlink_packet_core::DefaultNla;
 use netlink_packet_route::tc::{
     TcAction, TcActionAttribute, TcActionOption, TcAttribute, TcFilterBpfOption, TcFilterMatchAllOption,
@@ -192,13 +192,14 @@ fn filters_are_read_as_they_are_listed() {
     let in_hardware = vec![TcOption::MatchAll(TcFilterMatchAllOption::Flags(2))];
     let table = vec![TcOption::U32(TcFilterU32Option::Divisor(1))];
     let program = [TcFilterBpfOption::ProgName("cil".into()), TcFilterBpfOption::ProgId(9)];
-    let filter = |matches, goes_on| Ahead::Filter { kind: "matchall".into(), priority: 3, matches, goes_on };
+    let filter =
+        |is_for_all, goes_on| Ahead::Filter { kind: "matchall".into(), priority: 3, is_for_all, goes_on };
     let (accept, go_on) = (0, -1);
     for (message, expected) in [
-        (listed(1, ALL, "matchall", matchall(accept)), Some(filter(Matches::All, false))),
-        (listed(1, IPV4, "matchall", matchall(accept)), Some(filter(Matches::Some, false))),
-        (listed(1, ALL, "matchall", matchall(go_on)), Some(filter(Matches::All, true))),
-        (listed(1, ALL, "matchall", vec![]), Some(filter(Matches::All, false))),
+        (listed(1, ALL, "matchall", matchall(accept)), Some(filter(true, false))),
+        (listed(1, IPV4, "matchall", matchall(accept)), Some(filter(false, false))),
+        (listed(1, ALL, "matchall", matchall(go_on)), Some(filter(true, true))),
+        (listed(1, ALL, "matchall", vec![]), Some(filter(true, false))),
         (listed(1, ALL, "matchall", in_hardware), None),
         (listed(0, ALL, "matchall", vec![]), None),
         (listed(1, ALL, "u32", table), None),

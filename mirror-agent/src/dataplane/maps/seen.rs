@@ -19,10 +19,7 @@ impl Maps {
             let counters = self.counters(oldest.id)?;
             let sum = Direction::ALL.map(|direction| {
                 let verdicts = Verdict::ALL.map(|verdict| counters.packets(direction, verdict)).into_iter();
-                verdicts.fold(Count::default(), |sum, counter| Count {
-                    packets: sum.packets.saturating_add(counter.packets),
-                    bytes: sum.bytes.saturating_add(counter.bytes),
-                })
+                verdicts.fold(Count::default(), Count::plus)
             });
             seen.insert(*device, TapCount { serial: oldest.serial, seen: sum });
         }

@@ -41,7 +41,9 @@ impl<'de> Deserialize<'de> for Bounded {
 }
 
 impl Bounded {
-    fn decode<'de, D: Deserializer<'de>>(
+    /// Decodes an object, and its status too if it is given a place. The status has its own limit; null if it exceeds
+    /// it.
+    pub(super) fn decode<'de, D: Deserializer<'de>>(
         deserializer: D,
         status: Option<&mut Value>,
     ) -> Result<Self, D::Error> {
@@ -52,23 +54,6 @@ impl Bounded {
             fields.remove("spec");
         }
         Ok(Self { object, is_too_large, size: if is_too_large { 0 } else { MOST - left } })
-    }
-}
-
-/// The same parts, and the `status`, which has its own limit.
-#[derive(Debug)]
-pub(super) struct WithStatus {
-    pub(super) object: Bounded,
-    /// The `status`; null if it exceeds the limit.
-    pub(super) status: Value,
-}
-
-/// Decodes any JSON.
-impl<'de> Deserialize<'de> for WithStatus {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let mut status = Value::Null;
-        let object = Bounded::decode(deserializer, Some(&mut status))?;
-        Ok(Self { object, status })
     }
 }
 
@@ -217,8 +202,10 @@ mod tests {
         let of = |values: usize, spec: usize| {
             let (spec, status) = (vec!["x".repeat(100); spec], vec!["x".repeat(100); values]);
             let object = json!({"metadata": {"name": "a"}, "status": status, "spec": {"nics": spec}});
-            let read: WithStatus = serde_json::from_str(&object.to_string()).unwrap();
-            (read.status == json!(status), read.status.is_null(), read.object.is_too_large)
+            let (text, mut read) = (object.to_string(), json!(7));
+            let mut from = serde_json::Deserializer::from_str(&text);
+            let object = Bounded::decode(&mut from, Some(&mut read)).unwrap();
+            (read == json!(status), read.is_null(), object.is_too_large)
         };
         assert_eq!(of(10, 10), (true, false, false));
         assert_eq!(of(900, 900), (true, false, false));

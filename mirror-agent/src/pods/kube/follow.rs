@@ -30,6 +30,7 @@ use super::{
     Shared, Watched,
     kept::{Keep, Kept},
 };
+use crate::told::is_news;
 
 /// The timeout for the start of a response: that of API servers for a request.
 const ANSWER: Duration = Duration::from_secs(60);
@@ -147,7 +148,7 @@ impl<K: Keep + DeserializeOwned + Send + Sync> Follower<K> {
     /// Continues without objects of this kind. The agent tries again later.
     fn lack(&mut self, problem: &str) {
         self.shared.set(self.watched, true);
-        if self.told.replace(problem.to_owned()).as_deref() == Some(problem) {
+        if !is_news(&mut self.told, problem) {
             return;
         }
         info!(watched = self.watched.name(), "{problem}");
@@ -162,12 +163,11 @@ impl<K: Keep + DeserializeOwned + Send + Sync> Follower<K> {
         self.shared.set(self.watched, false);
         (self.shared.restarted)(self.watched);
         let (watched, error) = (self.watched.name(), mirror_client::in_words(error));
-        if self.told.as_ref() != Some(&error) {
+        if is_news(&mut self.told, &error) {
             warn!(
                 watched,
                 error, "the Kubernetes API is unavailable; existing mirrors continue, and the agent retries"
             );
-            self.told = Some(error);
         }
     }
 }

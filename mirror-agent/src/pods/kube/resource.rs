@@ -15,7 +15,7 @@ use serde::{Deserialize, Deserializer, Serialize, de::DeserializeOwned};
 use serde_json::Value;
 
 use super::{
-    bounded::{Bounded, TOO_LARGE, WithStatus},
+    bounded::{Bounded, TOO_LARGE},
     kept::Keep,
 };
 use crate::model::{Directions, Name, Operator, Request, Requirement, Resource, ResourceId, Selector};
@@ -158,7 +158,8 @@ impl<'de, K: Kind> Deserialize<'de> for ResourceObject<K> {
 
 impl<'de, K: Kind, S: DeserializeOwned> Deserialize<'de> for ResourceObject<K, Option<S>> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let WithStatus { object, status } = WithStatus::deserialize(deserializer)?;
+        let mut status = Value::Null;
+        let object = Bounded::decode(deserializer, Some(&mut status))?;
         Ok(Self::new(&object, Option::deserialize(status).ok().flatten()))
     }
 }

@@ -7,8 +7,7 @@ use tokio::sync::watch;
 
 use super::*;
 use crate::{
-    model::{Directions, MirrorId, Name, ResourceId, TargetName},
-    report::Report,
+    model::{Directions, Name, ResourceId, TargetName},
     select::{Nics, NotCovered, Selected},
 };
 
@@ -84,7 +83,7 @@ fn report(pods: &[(&str, Option<&'static str>)]) -> Arc<Report> {
 async fn each_change_of_a_pod_is_told_once() {
     let (reports, watched) = watch::channel(report(&[("web", None), ("db", Some("OptedOut"))]));
     let (asks, mut asked) = mpsc::channel(1);
-    let telling = tokio::spawn(tell(RingId(4), watched, asks));
+    let telling = tokio::spawn(tell(RingId(4), None, watched, asks));
     let mut next = async || match asked.recv().await.unwrap() {
         Ask::Notes(notes) => {
             let words = |note: &String| {
@@ -105,6 +104,35 @@ async fn each_change_of_a_pod_is_told_once() {
     reports.send_replace(report(&[("web", None)]));
     assert_eq!(next().await, ["shop/web  "]);
     assert_eq!(next().await, ["count"]);
+    drop(asked);
+    telling.await.unwrap();
+}
+
+/// Another reader has no place for its interface, either.
+#[tokio::test(start_paused = true)]
+async fn a_reader_of_an_interface_is_told_each_change_of_its_place() {
+    let report = |numbers: &[u32]| {
+        let skipped = numbers.iter().map(|number| Skipped {
+            pod: None,
+            nic: Some("eth0".into()),
+            mirror: Some(MirrorId(Name::of_capture(*number))),
+            why: Why::TooManyMirrors,
+        });
+        Arc::new(Report { skipped: skipped.collect(), ..Report::default() })
+    };
+    let (reports, watched) = watch::channel(report(&[3]));
+    let (asks, mut asked) = mpsc::channel(1);
+    let telling = tokio::spawn(tell(RingId(4), Some("eth0".to_owned()), watched, asks));
+    let mut next = async || loop {
+        if let Ask::Notes(notes) = asked.recv().await.unwrap() {
+            break notes;
+        }
+    };
+    for (numbers, reason) in [(&[3][..], None), (&[3, 4], Some("TooManyMirrors")), (&[], None)] {
+        reports.send_replace(report(numbers));
+        let note: Note = from_str(&next().await[0]).unwrap();
+        assert_eq!((note.pod, note.nic.as_deref(), note.reason.as_deref()), (None, Some("eth0"), reason));
+    }
     drop(asked);
     telling.await.unwrap();
 }

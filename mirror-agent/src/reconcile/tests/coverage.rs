@@ -2,10 +2,7 @@
 //! reactions.
 
 use mirror_common::verdict::{Direction, Hook};
-use mirror_core::{
-    coverage::{Count, Doubt, State, Way},
-    select::TapsInside,
-};
+use mirror_core::coverage::{Count, Doubt, State, Way};
 
 use super::*;
 use crate::{dataplane::TapCount, model::Hidden, report::NicCoverage};
@@ -46,7 +43,7 @@ fn reasons(world: &World) -> Vec<&'static str> {
 /// A pod, on a node whose administrator forbids taps inside pods.
 fn world_outside() -> World {
     let mut world = world();
-    world.memory.policy.taps_inside = TapsInside::Off;
+    world.memory.policy.taps_inside = false;
     add_pod(&mut world, 1);
     world
 }
@@ -86,7 +83,7 @@ async fn a_bypass_is_told_within_seconds_and_so_is_its_end() {
 async fn only_a_direction_that_a_mirror_copies_gives_a_reason() {
     let captures = watch::Sender::new(Arc::<Readers>::default());
     let mut world = world_with(captures.subscribe());
-    world.memory.policy.taps_inside = TapsInside::Off;
+    world.memory.policy.taps_inside = false;
     add_pod(&mut world, 1);
     let annotations = &mut world.pods.0.as_mut().unwrap()[0].annotations;
     annotations.insert(MIRROR.into(), "egress".into());

@@ -1,10 +1,7 @@
 //! The reactions of the loop to packets that bypass the node side of a pod's veth.
 
 use mirror_common::verdict::{Direction, Hook};
-use mirror_core::{
-    coverage::{Cni, Count, Doubt, Reason, State},
-    select::TapsInside,
-};
+use mirror_core::coverage::{Count, Doubt, Reason, State};
 
 use super::*;
 use crate::{
@@ -160,7 +157,7 @@ async fn a_known_cni_is_recognised_before_the_first_packet() {
     add_pod(&mut world, 1);
     world.dataplane.programs.insert(IfIndex(11), [String::from("cil_from_contai")].into());
     run_for(&mut world, Duration::from_millis(50)).await.unwrap();
-    assert_eq!((sides(&world), told(&world).inside), (INSIDE, Some(Reason::Cni(Cni::Cilium))));
+    assert_eq!((sides(&world), told(&world).inside), (INSIDE, Some(Reason::Cni("Cilium"))));
     assert!(has_exit(&world));
     let mut traffic = Traffic::default();
     for _ in 0..20 {
@@ -191,7 +188,7 @@ async fn a_known_cni_that_comes_later_is_recognised_by_the_next_round() {
     assert_eq!(sides(&world), NODE);
     change(&mut world, "cali_tc_preambl");
     run_for(&mut world, Duration::from_millis(1200)).await.unwrap();
-    assert_eq!((sides(&world), told(&world).inside), (INSIDE, Some(Reason::Cni(Cni::Calico))));
+    assert_eq!((sides(&world), told(&world).inside), (INSIDE, Some(Reason::Cni("Calico"))));
     // The CNI is known permanently.
     let asked = world.dataplane.asked;
     change(&mut world, "neighbour");
@@ -303,7 +300,7 @@ async fn an_agent_or_a_pod_that_wants_no_tap_inside_gets_the_reason() {
     annotate(&mut world, "pod-side-taps", "auto");
     traffic.passes(&mut world, 0, 9, 6).await;
     assert_eq!((sides(&world), reasons(&world)), (INSIDE, vec![]));
-    world.memory.policy.taps_inside = TapsInside::Off;
+    world.memory.policy.taps_inside = false;
     traffic.passes(&mut world, 0, 9, 3).await;
     traffic.passes(&mut world, 0, 9, 3).await;
     traffic.passes(&mut world, 0, 9, 3).await;

@@ -151,6 +151,28 @@ fn captures_of_root_come_before_readers() {
     assert_eq!(skipped, [(9, Some("eth0")), (10, None)].map(leaves).into());
 }
 
+/// Processes of several pods are in one namespace, so each of the pods claims its device.
+#[test]
+fn a_shared_device_is_that_of_the_mirrored_pod_or_else_that_of_root() {
+    let captures = [reader(5), capture(6, &["db"], &[])];
+    for (annotations, captures, owner) in [
+        (&[(MIRROR, "true")][..], &captures[..], "web"),
+        (&[(MIRROR, "true")], &captures[..1], "web"),
+        (&[], &captures, "db"),
+        (&[], &captures[..1], "api"),
+    ] {
+        let pods = [mk_pod("api", &[]), mk_pod("db", &[]), mk_pod("web", annotations)];
+        let mut links = mk_node(&[(&pods[0], 2, 100)]);
+        let inside = links.pods[&pods[0].id.uid].clone();
+        links.pods.extend(pods.iter().map(|pod| (pod.id.uid.clone(), inside.clone())));
+        let choice = choose(&pods, &[], captures, &Policy::default(), &mut Default::default());
+        let selection = select(&choice.wanted, captures, &links, &Policy::default());
+        let owners: Vec<_> =
+            selection.taps.values().map(|tap| tap.head.owner.pod.as_ref().unwrap()).collect();
+        assert_eq!(owners, [&pods.iter().find(|pod| pod.id.name == owner).unwrap().id]);
+    }
+}
+
 /// Opt-outs and namespaces bind a reader of interfaces, too. Root reads the same interfaces.
 #[test]
 fn an_interface_that_leads_into_a_barred_pod_is_for_root_alone() {

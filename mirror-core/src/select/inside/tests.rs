@@ -107,11 +107,11 @@ fn the_agent_and_the_pod_can_refuse_taps_inside() {
     };
     let tapped = (vec!["eth0".to_owned()], vec![]);
     let refused = |why: &str| (vec![], vec![format!("eth0 {why}")]);
-    assert_eq!(of("auto", TapsInside::On), tapped);
-    assert_eq!(of("off", TapsInside::On), refused("TapsInsideOff"));
-    assert_eq!(of("auto", TapsInside::Off), refused("TapsInsideOff"));
+    assert_eq!(of("auto", true), tapped);
+    assert_eq!(of("off", true), refused("TapsInsideOff"));
+    assert_eq!(of("auto", false), refused("TapsInsideOff"));
     // An unknown value is reported and ignored. It also does not hide the value of the namespace.
-    assert_eq!(of("of", TapsInside::On), tapped);
+    assert_eq!(of("of", true), tapped);
     for (of_pod, of_namespace, expected) in
         [("Off", "off", refused("TapsInsideOff")), ("auto", "off", tapped.clone()), ("Off", "of", tapped)]
     {
@@ -427,7 +427,7 @@ fn a_veth_has_two_sides_where_a_tap_may_be_inside() {
     assert_eq!(sides(&[(MIRROR, "ingress")], &Policy::default()), inside);
     assert_eq!(sides(&[(MIRROR, "egress")], &Policy::default()), (0, None));
     assert_eq!(sides(&[(MIRROR, "true"), (POD_SIDE_TAPS, "off")], &Policy::default()), (0, None));
-    assert_eq!(sides(&[(MIRROR, "true")], &policy(TapsInside::Off)), (0, None));
+    assert_eq!(sides(&[(MIRROR, "true")], &policy(false)), (0, None));
     // The copies go to this pod, or to another one.
     let collector = |of: &str| {
         let ids = TargetName("ids".parse().unwrap());

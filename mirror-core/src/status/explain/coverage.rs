@@ -9,8 +9,7 @@ use crate::status::{DirectionCoverage, NicCoverage, NodeStatus, TapStatus};
 
 /// Returns the coverage of a tap, if the agent knows it.
 pub(in crate::status) fn of<'a>(status: &'a NodeStatus, tap: &TapStatus) -> Option<&'a NicCoverage> {
-    let pod = tap.pod.as_ref()?;
-    let name = format!("{}/{}", pod.namespace, pod.name);
+    let name = tap.pod.as_ref()?.to_string();
     let mut nics = status.notes.iter().flat_map(|notes| &notes.coverage);
     nics.find(|nic| nic.pod == name && nic.nic == tap.nic && nic.device == tap.device)
 }

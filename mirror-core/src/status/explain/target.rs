@@ -5,7 +5,7 @@
 use super::{Text, sentence};
 use crate::{
     model::Name,
-    status::{NodeStatus, TargetStatus, Unreached},
+    status::{Finding, NodeStatus, TargetStatus},
 };
 
 /// Writes about the target of this name.
@@ -60,7 +60,7 @@ pub(super) fn write(status: &NodeStatus, name: &str, depth: usize, text: &mut Te
     }
     let unreached = status.notes.iter().flat_map(|notes| &notes.unreached_targets);
     let mut is_told = false;
-    for Unreached { message, .. } in unreached.filter(|unreached| unreached.target == name) {
+    for Finding { message, .. } in unreached.filter(|of| of.target.as_deref() == Some(name)) {
         text.line(depth, &format!("{} docs/targets.md lists the conditions.", sentence(message)));
         is_told = true;
     }

@@ -9,13 +9,11 @@ use mirror_common::verdict::{Misfit, Verdict};
 
 use super::*;
 use crate::{
-    coverage::{Cni, Reason, State, Way},
+    coverage::{Reason, State, Way},
     model::{Place, PodId},
-    select::Unasked,
+    select::{BadAnnotation, Unasked},
     settings::Settings,
-    status::{
-        CounterStatus, DirectionCoverage, LeftStatus, MisfitStatus, NicCoverage, PodStatus, TargetStatus,
-    },
+    status::{CounterStatus, DirectionCoverage, LeftStatus, MisfitStatus, NicCoverage, TargetStatus},
 };
 
 fn target(name: &str, destination: &str, ifindex: Option<u32>, up: bool) -> TargetStatus {
@@ -62,7 +60,7 @@ fn tap(name: &str, sessions: &[SessionStatus]) -> TapStatus {
         ifindex: 12,
         device: format!("veth-{name}"),
         inside: false,
-        pod: Some(PodStatus { uid: "1".into(), namespace: "shop".into(), name: name.into() }),
+        pod: Some(PodId { uid: "1".into(), namespace: "shop".into(), name: name.into() }),
         nic: "eth0".into(),
         network: None,
         attached: AttachedStatus { ingress: "tcx".into(), egress: "tcx".into() },
@@ -76,9 +74,10 @@ fn node(taps: &[TapStatus]) -> NodeStatus {
     let db = PodId { uid: "2".into(), namespace: "shop".into(), name: "db".into() };
     let why = Unasked::NoRequest;
     let (reason, message, remedy) = (why.name().into(), why.to_string(), why.remedy(&db));
+    let not_asked = Some(Finding { reason, message, remedy, ..Finding::default() });
     let pods = vec![
         KnownPod { pod: "shop/web".into(), not_asked: None },
-        KnownPod { pod: "shop/db".into(), not_asked: Some(NotAsked { reason, message, remedy }) },
+        KnownPod { pod: "shop/db".into(), not_asked },
     ];
     NodeStatus {
         version: "1".into(),
@@ -89,14 +88,14 @@ fn node(taps: &[TapStatus]) -> NodeStatus {
     }
 }
 
-fn skipped(mirror: Option<&str>, reason: &str) -> NotMirrored {
-    NotMirrored {
+fn skipped(mirror: Option<&str>, reason: &str) -> Finding {
+    Finding {
         pod: Some("shop/web".into()),
-        nic: None,
         mirror: mirror.map(str::to_owned),
         reason: reason.into(),
         message: "the reason".into(),
         remedy: "The remedy.".into(),
+        ..Finding::default()
     }
 }
 
@@ -199,8 +198,8 @@ This failed in the agent's last round, and the agent retries it:
     ));
     let notes = status.notes.as_mut().unwrap();
     notes.not_mirrored = vec![skipped(None, "BadSetting"), skipped(Some("ids"), "NoSuchTarget")];
-    notes.bad_annotations =
-        vec![BadAnnotation { pod: "shop/web".into(), message: "yes; it is ignored".into() }];
+    let (message, remedy) = ("yes; it is ignored".into(), BadAnnotation::REMEDY.into());
+    notes.bad_annotations = vec![Finding { message, remedy, ..skipped(None, BadAnnotation::REASON) }];
     assert_eq!(
         status.explain("shop/web").unwrap(),
         "\
@@ -327,7 +326,7 @@ fn a_tap_with_two_sides_says_where_it_sees_each_direction() {
         pod: "shop/web".into(),
         nic: "eth0".into(),
         device: "veth-web".into(),
-        why_inside: Some(Reason::Cni(Cni::Cilium).to_string()),
+        why_inside: Some(Reason::Cni("Cilium").to_string()),
         ingress: covered.clone(),
         egress: covered,
     }];
@@ -356,7 +355,7 @@ fn what_runs_ahead_of_a_tap_inside_is_told() {
         let says =
             |status: &NodeStatus, sentence: &str| status.explain("shop/web").unwrap().contains(sentence);
         assert!(says(&status, "  The agent sees no other program before them.\n"));
-        let hidden = NotMirrored { nic: Some("eth0".into()), ..skipped(None, Why::HIDDEN) };
+        let hidden = Finding { nic: Some("eth0".into()), ..skipped(None, Why::HIDDEN) };
         status.notes.as_mut().unwrap().not_mirrored = vec![hidden];
         assert!(says(&status, "  Another program or filter runs before them: see Hidden above.\n"));
         assert!(!says(&status, "ahead of all other programs"));

@@ -5,9 +5,9 @@ use std::collections::BTreeMap;
 use proptest::{collection::vec, prelude::*, sample};
 
 use super::*;
-use crate::status::{
-    AttachedStatus, BadAnnotation, CounterStatus, KnownPod, LeftStatus, NicCoverage, NotAsked, NotMirrored,
-    Notes, PodStatus,
+use crate::{
+    model::PodId,
+    status::{AttachedStatus, CounterStatus, KnownPod, LeftStatus, NicCoverage, Notes},
 };
 
 /// A direction, a result, packets and bytes.
@@ -40,7 +40,7 @@ fn tap(pod: &str, uid: &str, nic: &str, sessions: &[SessionStatus]) -> TapStatus
         ifindex: 7,
         device: format!("veth-{nic}"),
         inside: false,
-        pod: Some(PodStatus { uid: uid.into(), namespace: "shop".into(), name: pod.into() }),
+        pod: Some(PodId { uid: uid.into(), namespace: "shop".into(), name: pod.into() }),
         nic: nic.into(),
         network: None,
         attached: AttachedStatus::default(),
@@ -54,9 +54,9 @@ fn node(taps: &[TapStatus], notes: Option<Notes>) -> NodeStatus {
     NodeStatus { version: "1".into(), agent_running, targets: Vec::new(), taps: taps.to_vec(), notes }
 }
 
-fn not_mirrored(pod: &str, reason: &str, message: &str, remedy: &str) -> NotMirrored {
+fn not_mirrored(pod: &str, reason: &str, message: &str, remedy: &str) -> Finding {
     let [pod, reason, message, remedy] = [pod, reason, message, remedy].map(str::to_owned);
-    NotMirrored { pod: Some(pod), nic: None, mirror: None, reason, message, remedy }
+    Finding { pod: Some(pod), reason, message, remedy, ..Finding::default() }
 }
 
 #[test]
@@ -72,9 +72,10 @@ fn each_pod_of_the_request_has_a_report_with_all_that_is_known() {
         ingress: bypassed.clone(),
         egress: covered.clone(),
     };
-    let not_asked =
-        NotAsked { reason: "NoRequest".into(), message: "no request".into(), remedy: "Ask.".into() };
-    let hidden = NotMirrored {
+    let no_request = not_mirrored("shop/db", "NoRequest", "no request", "Ask.");
+    let not_asked = Finding { pod: None, ..no_request.clone() };
+    let bad = not_mirrored("shop/db", "BadAnnotation", "no filter", "Correct it.");
+    let hidden = Finding {
         nic: Some("eth0".into()),
         mirror: Some("ids".into()),
         ..not_mirrored("shop/web", "Hidden", "another program", "Remove it.")
@@ -83,7 +84,7 @@ fn each_pod_of_the_request_has_a_report_with_all_that_is_known() {
     let pods = vec![known("shop/web", None), known("shop/db", Some(not_asked)), known("tools/web", None)];
     let notes = Notes {
         not_mirrored: vec![hidden.clone()],
-        bad_annotations: vec![BadAnnotation { pod: "shop/db".into(), message: "no filter".into() }],
+        bad_annotations: vec![bad.clone()],
         pods: Some(pods),
         coverage: vec![coverage],
         ..Notes::default()
@@ -123,11 +124,7 @@ fn each_pod_of_the_request_has_a_report_with_all_that_is_known() {
         not_mirrored,
     };
     let web = of("shop", "web", vec![eth0, net1], vec![hidden]);
-    let reasons = vec![
-        not_mirrored("shop/db", "NoRequest", "no request", "Ask."),
-        not_mirrored("shop/db", "BadAnnotation", "no filter", "Correct the annotation, or remove it."),
-    ];
-    let db = of("shop", "db", Vec::new(), reasons);
+    let db = of("shop", "db", Vec::new(), vec![no_request, bad]);
     let tools = of("tools", "web", Vec::new(), Vec::new());
     assert_eq!(status.reports([None, None], None), [db.clone(), web.clone(), tools]);
     assert_eq!(status.reports([Some("shop"), None], None), [db, web.clone()]);

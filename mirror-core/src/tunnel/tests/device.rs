@@ -77,14 +77,14 @@ fn a_device_that_cannot_be_used_has_a_reason_of_its_own() {
     ] {
         let (tunnel, links) = with_device(DEVICES[0].0, device);
         let (found, blocked) = target(&tunnel, &links);
-        let why = blocked.unwrap().to_string();
+        let why = blocked.unwrap();
         assert!(why.contains(part), "{why}");
         assert_eq!((found.up, found.ifindex, found.device.as_str()), (false, None, "cni0"), "{why}");
         nothing_changes(&tunnel, &links);
     }
     let (tunnel, mut links) = with_device("gre:fd00::5/key=7/device=cni0", vxlan());
     links.host.remove(&IfIndex(8));
-    let why = target(&tunnel, &links).1.unwrap().to_string();
+    let why = target(&tunnel, &links).1.unwrap();
     assert!(why.contains("\"ip link add cni0 type ip6gretap external\""), "{why}");
 }
 

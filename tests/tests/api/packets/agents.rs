@@ -3,12 +3,12 @@
 use std::{
     fs,
     io::{Read as _, Write as _},
-    net::TcpStream,
+    net::{TcpListener, TcpStream},
     sync::Arc,
 };
 
 use mirror_test_cluster::built::BACKEND_IP;
-use mirror_tests::{Agent, Api, Lab, PacketFile, SOON, Way, check, eventually, scaled};
+use mirror_tests::{Agent, Answer, Api, Lab, PacketFile, SOON, Way, check, eventually, lint_metrics, scaled};
 use rustls::{
     ClientConfig, ClientConnection, RootCertStore, StreamOwned,
     pki_types::{CertificateDer, ServerName, pem::PemObject as _},
@@ -19,6 +19,7 @@ use super::{AGENT, Packets};
 use crate::{
     Node,
     aggregation::{GROUP, SERVICE},
+    metrics::has_documented,
 };
 
 /// How a client of HTTP/2 begins.
@@ -104,7 +105,7 @@ fn an_agent_needs_a_token_of_a_pod_of_its_node_and_the_same_version() {
 }
 
 /// An agent that has the token of another node, like a stolen one, is that node's agent. It answers about the pods that
-/// it sees, but the server knows where they are.
+/// it sees, but the server knows where they are. The server has counted that, so it has all metrics of the document.
 #[test]
 fn a_node_answers_for_its_own_pods_alone() {
     let node @ Node { api, lab } = &Node::new("packets-foreign");
@@ -122,7 +123,9 @@ fn a_node_answers_for_its_own_pods_alone() {
         api.apply(&object);
         api.start(other, pod)
     });
-    let packets = Packets::start(api, 1, &[]);
+    // The port is free again, and unlikely to be taken before the server uses it.
+    let metrics = TcpListener::bind((BACKEND_IP, 0)).unwrap().local_addr().unwrap();
+    let packets = Packets::start(api, 1, &["--listen", &metrics.to_string()]);
     let agents = [lab, other].map(|lab| {
         packets.connect(lab);
         packets.agent(lab, &[])
@@ -166,5 +169,9 @@ fn a_node_answers_for_its_own_pods_alone() {
     set(Way::Open);
     server.wait_for_log(&["has connected", "\"third\""]);
     assert_eq!(read(), ([true, true, false, false], [10, 10, 0, 0], 20));
+    let connection = TcpStream::connect(metrics).unwrap();
+    let scrape = Answer::to("GET /metrics HTTP/1.1\r\nHost: server\r\n\r\n", connection).unwrap().body;
+    lint_metrics(&scrape);
+    has_documented(&scrape, |name| name.starts_with("podmirror_apiserver_")).unwrap();
     agents.into_iter().for_each(Agent::stop);
 }

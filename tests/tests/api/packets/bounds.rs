@@ -1,6 +1,7 @@
 //! Bounds: a client that does not read, a hundred requests at a time, and one too many.
 
 use std::{
+    fs,
     io::{self, Read as _},
     ops::Range,
     path::PathBuf,
@@ -96,6 +97,9 @@ fn a_reader_that_stops_slows_nobody() {
         before = now;
     }
     eprintln!("nothing was copied any more {:.1?} after the flood began", begun.elapsed());
+    let [port, _] = packets.ports[0];
+    let full = || connections(port).into_iter().filter(|[unacknowledged, _]| *unacknowledged > 0).count();
+    assert_ne!(full(), 0, "the connection for {alice}");
 
     let stopped = Instant::now();
     let of_carol = packets.stream(carol, &packets.uri(NOTHING));
@@ -121,6 +125,11 @@ fn a_reader_that_stops_slows_nobody() {
     others_go_on();
     let client = Direct::new(&packets, Some(&pki("front-proxy-client.crt")));
     let mut held = fill(&packets, &client, bob);
+    // Also a client that is sent nothing is known to be there.
+    eventually(SOON, || {
+        let unwatched = connections(port).into_iter().filter(|[_, timer]| *timer == 0).count();
+        check(unwatched == 0, || format!("{unwatched} connections without a timer"))
+    });
     others_go_on();
     let (now, most) = memory(packets.servers[0].pid());
     eprintln!("memory of the server with {TO_A_REPLICA} requests: {now:.1} MiB, at most {most:.1} MiB");
@@ -140,7 +149,10 @@ fn a_reader_that_stops_slows_nobody() {
     });
     eprintln!("alice was given up after {:.1?}", stopped.elapsed());
     wait_read([OF_A_USER, OF_A_USER]);
-    // If she reads on, she gets what was on its way, and no reason for the end: there was no room for it.
+    // Later, the server closes her connection, and with it drops what waits for her.
+    eventually(MINUTE, || check(full() == 0, || format!("what waits for {alice} is still there")));
+    eprintln!("alice was disconnected after {:.1?}", stopped.elapsed());
+    // If she reads on, she gets what was on its way, and an error, without the reason: there was no room for it.
     let reader = thread::spawn(move || {
         let mut rest = Vec::new();
         to_alice.read_to_end(&mut rest).map(|_| rest)
@@ -149,7 +161,8 @@ fn a_reader_that_stops_slows_nobody() {
     let file = PacketFile::parse(&reader.join().unwrap().unwrap());
     let has_end = file.comments.iter().any(|comment| comment.starts_with("podmirror: end: "));
     assert!(!file.packets.is_empty() && !has_end, "{} packets, {:?}", file.packets.len(), file.comments);
-    drop(of_alice);
+    let exit = of_alice.exit();
+    assert_eq!(exit.code, Some(1), "{exit:?}");
 
     others_go_on();
     // A server that is stopped says so to the rest.
@@ -159,6 +172,19 @@ fn a_reader_that_stops_slows_nobody() {
     }
     lab.wait_mirrored(&[]);
     agent.stop();
+}
+
+/// The connections to a port, as the kernel lists them: the number of bytes that the client has not acknowledged, and
+/// the kind of the timer, 0 without one.
+fn connections(port: u16) -> Vec<[u32; 2]> {
+    let of_line = |line: &str| {
+        let words: Vec<_> = line.split([' ', ':']).filter(|word| !word.is_empty()).collect();
+        // The number of the line, two addresses with ports, the state, two queues, the timer.
+        let [_, _, local, _, _, "01", unacknowledged, _, timer, ..] = words[..] else { return None };
+        let number = |word: &str| u32::from_str_radix(word, 16).unwrap();
+        (number(local) == u32::from(port)).then(|| [unacknowledged, timer].map(number))
+    };
+    fs::read_to_string("/proc/net/tcp").unwrap().lines().filter_map(of_line).collect()
 }
 
 /// The URI of [`NOTHING`] in all namespaces.
@@ -194,7 +220,9 @@ fn fill(packets: &Packets<'_>, client: &Direct, bob: &str) -> Vec<Connection> {
     let of_web = packets.uri("packets?fieldSelector=metadata.name%3Dweb&watch=true");
     let opened = |numbers: Range<usize>, uri: &str| {
         let reader = |number: usize| format!("reader-{}", number / OF_A_USER);
-        numbers.map(|number| open(client, &reader(number), uri).unwrap()).collect::<Vec<_>>()
+        // A busy API server lists pods late, and the client has to come again.
+        let open = |number| eventually(MINUTE, || open(client, &reader(number), uri));
+        numbers.map(open).collect::<Vec<_>>()
     };
     let is_refused = |user: &str, uri: &str, why: &str| {
         let answer = open(client, user, uri).err().unwrap_or_default();

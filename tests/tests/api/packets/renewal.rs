@@ -8,6 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use k8s_openapi::jiff::Timestamp;
 use mirror_test_cluster::built::BACKEND_IP;
 use mirror_tests::{Capture, Captured, PacketFile, Pinging, SOON, Tail, check, eventually, scaled};
 use rustls::{
@@ -192,6 +193,11 @@ fn a_stream_ends_at_its_time_and_the_plugin_goes_on() {
     let file = PacketFile::read(&path);
     let in_file = file.comments.iter().filter(|comment| comment.starts_with(&format!("podmirror: {GAP}")));
     assert_eq!(in_file.count(), gaps.len(), "{:#?}", file.comments);
+    // Each begins with the newest packet before it.
+    let time = |ns: u64| format!("{:.3}", Timestamp::from_nanosecond(ns.into()).unwrap());
+    let times: BTreeSet<_> = file.packets.iter().map(|packet| time(packet.time_ns)).collect();
+    let begin = |gap: &str| gap.split_once(GAP).unwrap().1.split(' ').next().unwrap().to_owned();
+    assert!(gaps.iter().all(|gap| times.contains(&begin(gap))), "{exit:?}");
 
     // Each packet is there once, and the only ones that are missing are those of the gaps.
     let read: BTreeSet<_> = file.packets.iter().map(|packet| &packet.frame.bytes).collect();

@@ -1,7 +1,9 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+mod bounds;
+mod missing;
+
 use http::{Method, Uri};
-use kube::runtime::watcher::Event;
 use mirror_capture::{
     blocks::{self, Blocks},
     pcapng::{Packet, note},
@@ -60,7 +62,7 @@ fn blocks(bytes: &[u8]) -> Vec<Block> {
 
 /// The blocks for the client so far.
 fn taken(stream: &mut Stream) -> Vec<Block> {
-    stream.pour(NOW);
+    stream.pour(NOW, true);
     blocks(&take(&mut stream.pending))
 }
 
@@ -79,18 +81,14 @@ fn noted(stream: &mut Stream, id: StreamId, pod: &str, reason: Option<&str>) {
 }
 
 fn described(stream: &mut Stream, id: StreamId, name: &str) -> Option<Effect> {
-    stream.block(
-        id,
-        Block::Interface(blocks::Description { name: name.to_owned(), ..Default::default() }),
-        NOW,
-    )
+    stream.block(id, Block::Interface(Description { name: name.to_owned(), ..Default::default() }), NOW)
 }
 
 /// Takes in a packet of one byte, of the stream's interface with this number.
-fn sent(stream: &mut Stream, id: StreamId, interface: u32, byte: u8) {
+fn sent(stream: &mut Stream, id: StreamId, interface: u32, byte: u8) -> Option<Effect> {
     let mut bytes = Vec::new();
     packet(InterfaceId::at(interface), &[byte]).write(&mut bytes);
-    stream.block(id, blocks(&bytes).remove(0), NOW);
+    stream.block(id, blocks(&bytes).remove(0), NOW)
 }
 
 fn packet(interface: InterfaceId, bytes: &[u8]) -> Packet<'_> {
@@ -289,34 +287,18 @@ fn a_pod_that_has_moved_is_the_new_nodes() {
 }
 
 #[test]
-fn an_agent_cannot_make_anything_large() {
-    let mut stream = with(stream(""), &[]);
-    stream.see(pod("web", "a"));
+fn a_reader_of_an_interface_learns_while_it_is_not_read() {
+    let mut stream = of("nodepackets", "&fieldSelector=metadata.name%3Da&interface=eth0");
     join(&mut stream, &["a"]);
-    let long = "x".repeat(10_000);
-    for number in 0..=MAX_NOTES {
-        described(&mut stream, 0, &format!("shop/{number} {long}")[..number % 2000 + 10]);
-        let reason = if number == 0 { long.as_str() } else { "OptedOut" };
-        noted(&mut stream, 0, &format!("shop/{number}"), Some(reason));
-        stream.pending.clear();
-    }
-    let nodes = stream.nodes.values().map(|node| node.interfaces.len()).collect::<Vec<_>>();
-    assert_eq!((nodes, stream.notes.len()), (vec![MAX_INTERFACES], MAX_NOTES));
-    let reasons = stream.notes.values().flatten().map(|(reason, _)| reason.len());
-    assert_eq!(reasons.max(), Some(MAX_TEXT));
-    stream.covered.clear();
-    let refusal = stream.answer(true).unwrap().unwrap_err();
-    assert_eq!((refusal.code, refusal.causes.len()), (409, MAX_CAUSES));
-}
-
-#[test]
-fn a_request_reads_a_bounded_number_of_nodes() {
-    let many: Vec<_> = (0..300).map(|number| format!("node-{number}")).collect();
-    let pods: Vec<_> = many.iter().map(|node| (node.as_str(), node.as_str())).collect();
-    let mut stream = with(stream(""), &pods);
-    let agents: Vec<_> = many.iter().map(String::as_str).collect();
-    assert_eq!(join(&mut stream, &agents).len(), MAX_NODES);
-    assert_eq!(said(&mut stream), ["podmirror: other nodes: a request reads at most 256 nodes"]);
+    let mut noted = |reason: Option<&str>| {
+        let (nic, message) = (Some("eth0".to_owned()), "a message".to_owned());
+        let note = Note { pod: None, nic, reason: reason.map(str::to_owned), message };
+        assert_eq!(stream.block(0, Block::Note(serde_json::to_string(&note).unwrap()), NOW), None);
+        said(&mut stream)
+    };
+    assert_eq!(noted(None), Vec::<String>::new(), "it is read from the beginning");
+    assert_eq!(noted(Some("TooManyMirrors")), ["podmirror: a eth0: TooManyMirrors: a message"]);
+    assert_eq!(noted(None), ["podmirror: a eth0: a message"]);
 }
 
 proptest! {
@@ -366,7 +348,7 @@ proptest! {
                 }
             }
             now += Duration::from_millis(20);
-            stream.pour(now);
+            stream.pour(now, true);
             prop_assert!(stream.pending.len() < PENDING + 61_000);
             if is_taken {
                 file.append(&mut stream.pending);

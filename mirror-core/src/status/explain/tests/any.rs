@@ -10,7 +10,7 @@ use proptest::{
 use super::*;
 use crate::coverage::State;
 use crate::settings::{KEYS, Setting};
-use crate::status::{DirectionCoverage, NicCoverage, Unreached};
+use crate::status::{DirectionCoverage, NicCoverage};
 
 /// Text as a pod could choose it.
 fn word() -> impl Strategy<Value = String> {
@@ -85,20 +85,26 @@ fn any_node() -> impl Strategy<Value = NodeStatus> {
         word(),
         word(),
     )
-        .prop_map(|(pod, nic, mirror, reason, message, remedy)| NotMirrored {
+        .prop_map(|(pod, nic, mirror, reason, message, remedy)| Finding {
             pod,
             nic,
             mirror,
+            target: None,
             reason,
             message,
             remedy,
         });
-    let any_bad = (pod(), word()).prop_map(|(pod, message)| BadAnnotation { pod, message });
-    let not_asked =
-        (word(), word(), word()).prop_map(|(reason, message, remedy)| NotAsked { reason, message, remedy });
+    let any_bad =
+        (pod(), word()).prop_map(|(pod, message)| Finding { pod: Some(pod), message, ..Finding::default() });
+    let not_asked = (word(), word(), word()).prop_map(|(reason, message, remedy)| Finding {
+        reason,
+        message,
+        remedy,
+        ..Finding::default()
+    });
     let any_known = (pod(), option::of(not_asked)).prop_map(|(pod, not_asked)| KnownPod { pod, not_asked });
     let any_unreached = (name_or_word(vec!["default", "ids"]), word())
-        .prop_map(|(target, message)| Unreached { target, message });
+        .prop_map(|(target, message)| Finding { target: Some(target), message, ..Finding::default() });
     let notes = (
         vec(any_skipped, 0..3),
         vec(any_bad, 0..2),
@@ -182,14 +188,15 @@ proptest! {
             }
             let target = status.targets.iter().find(|target| target.name == session.target);
             let unreached = status.notes.iter().flat_map(|notes| &notes.unreached_targets);
-            let unreached = unreached.filter(|of| of.target == session.target && target.is_some_and(|of| !of.stream));
+            let unreached = unreached.filter(|of| of.target.as_ref() == Some(&session.target));
+            let unreached = unreached.filter(|_| target.is_some_and(|of| !of.stream));
             expected.extend(unreached.map(|of| printable(&sentence(&of.message))));
         }
-        for NotMirrored { reason, message, remedy, .. } in &subject.skipped {
+        for Finding { reason, message, remedy, .. } in &subject.skipped {
             expected.extend([reason, message, remedy].map(|text| printable(text)));
         }
         expected.extend(subject.bad.iter().map(|bad| printable(&bad.message)));
-        if let Some(NotAsked { reason, message, remedy }) = subject.known.and_then(|known| known.not_asked.as_ref()) {
+        if let Some(Finding { reason, message, remedy, .. }) = subject.known.and_then(|known| known.not_asked.as_ref()) {
             expected.extend([reason, &sentence(message), remedy].map(|text| printable(text)));
         }
         for part in expected {
