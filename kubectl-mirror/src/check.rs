@@ -18,11 +18,14 @@ use crate::{cluster::Cluster, print, screen};
 
 /// Prints the findings. Returns 1 if one is a failure.
 pub(crate) async fn check(output: Option<screen::Output>, cluster: &Cluster) -> anyhow::Result<ExitCode> {
-    let facts = read::facts(cluster).await;
-    let report =
-        Report::of(facts.map_or_else(|why| vec![judge::unreachable(&why)], |of| judge::findings(&of)));
+    let report = Report::read(cluster).await;
     print(&output.map_or_else(|| Ok(report.table()), |output| screen::object(&report, &output))?)?;
     Ok(report.exit_code())
+}
+
+/// The findings as a table.
+pub(crate) async fn table(cluster: &Cluster) -> String {
+    Report::read(cluster).await.table()
 }
 
 /// The output.
@@ -34,6 +37,11 @@ struct Report {
 }
 
 impl Report {
+    async fn read(cluster: &Cluster) -> Self {
+        let facts = read::facts(cluster).await;
+        Self::of(facts.map_or_else(|why| vec![judge::unreachable(&why)], |of| judge::findings(&of)))
+    }
+
     fn of(findings: Vec<Finding>) -> Self {
         let result = findings.iter().map(|finding| finding.result).max().unwrap_or(Level::Ok);
         Self { result, findings }

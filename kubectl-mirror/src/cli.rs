@@ -52,7 +52,14 @@ pub(crate) enum Command {
     Explain(ExplainArgs),
     /// Show how many of the packets of each NIC the taps have seen, by direction, and the reason if packets
     /// are missing.
-    Coverage(CoverageArgs),
+    Coverage {
+        /// All namespaces.
+        #[arg(long, short = 'A')]
+        all_namespaces: bool,
+        /// Output format [default: a table].
+        #[arg(long, short, value_parser = Formats(&["json", "yaml", JSONPATH]))]
+        output: Option<Output>,
+    },
     /// Show the traffic of the tapped NICs and the copies, in packets and bytes per second.
     Top(TopArgs),
     /// Check whether podmirror can run on this cluster, or whether it works: the server, the nodes, the
@@ -61,6 +68,13 @@ pub(crate) enum Command {
         /// Output format [default: a table].
         #[arg(long, short, value_parser = Formats(&["json", "yaml", JSONPATH]))]
         output: Option<Output>,
+    },
+    /// Write an archive for a bug report: `check`, versions, nodes, the objects of podmirror, its Events, logs, metrics
+    /// and reports about pods. It has no packets, no Secrets and no values of environment variables.
+    Sysdump {
+        /// The archive, a new file [default: podmirror-sysdump-TIME.tar.gz].
+        #[arg(long, short, value_name = "FILE")]
+        output: Option<PathBuf>,
     },
     /// Write the manual pages, one for each command.
     #[command(hide = true)]
@@ -188,16 +202,6 @@ pub(crate) struct ExplainArgs {
     /// The pods of this name in all namespaces.
     #[arg(long, short = 'A')]
     pub(crate) all_namespaces: bool,
-}
-
-#[derive(Debug, Args)]
-pub(crate) struct CoverageArgs {
-    /// All namespaces.
-    #[arg(long, short = 'A')]
-    pub(crate) all_namespaces: bool,
-    /// Output format [default: a table].
-    #[arg(long, short, value_parser = Formats(&["json", "yaml", JSONPATH]))]
-    pub(crate) output: Option<Output>,
 }
 
 #[derive(Debug, Args)]

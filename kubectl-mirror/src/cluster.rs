@@ -11,6 +11,7 @@ use kube::{
 };
 use mirror_client::{Environment, Options};
 use mirror_core::settings::parse_duration;
+use tokio::time;
 
 use crate::complete;
 
@@ -147,6 +148,19 @@ impl Cluster {
     pub(crate) fn scope(&self, all_namespaces: bool) -> Option<&str> {
         (!all_namespaces).then_some(&self.namespace)
     }
+}
+
+/// Waits for an answer. An error is in words.
+pub(crate) async fn within<T, E: Into<anyhow::Error>>(
+    patience: Duration,
+    answer: impl Future<Output = Result<T, E>>,
+) -> Result<T, String> {
+    let answer = time::timeout(patience, answer).await;
+    let answer = answer.map_err(|_| format!("no answer within {} s", patience.as_secs()))?;
+    answer.map_err(|error| {
+        let error: anyhow::Error = error.into();
+        mirror_client::in_words(error.as_ref())
+    })
 }
 
 /// Whether the API server rejected a request because this user lacks the right.

@@ -8,10 +8,9 @@ use mirror_api::packets::PodReport;
 use mirror_core::status::{DirectionCoverage, NicReport, columns, printable};
 
 use crate::{
-    cli::CoverageArgs,
     cluster::Cluster,
     reports::{Reports, UNKNOWN, nics, place},
-    screen::{Screen, age, named, object},
+    screen::{Output, Screen, age, named, object},
 };
 
 /// The state that needs no reason.
@@ -21,14 +20,18 @@ const MOST_ROWS: usize = 1000;
 const MOST_NAMED: usize = 3;
 
 /// Prints the coverage of each tapped NIC.
-pub(crate) async fn coverage(args: CoverageArgs, cluster: &Cluster) -> anyhow::Result<()> {
-    let scope = cluster.scope(args.all_namespaces);
+pub(crate) async fn coverage(
+    all_namespaces: bool,
+    output: Option<Output>,
+    cluster: &Cluster,
+) -> anyhow::Result<()> {
+    let scope = cluster.scope(all_namespaces);
     let reports = Reports::get(cluster, scope, "podreports", &[]).await?;
-    let text = match &args.output {
+    let text = match &output {
         None => table(&reports.pods()?),
         Some(output) => object(&reports.object, output)?,
     };
-    Screen::new(false, args.output.as_ref(), scope).show(&text)?;
+    Screen::new(false, output.as_ref(), scope).show(&text)?;
     reports.warn();
     Ok(())
 }

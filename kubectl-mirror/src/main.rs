@@ -8,6 +8,7 @@
 //!     └► coverage ─► reports; screen       what the taps have seen of what the NICs have carried
 //!     └► top ──────► reports; screen       what the NICs carry now
 //!     └► check ────► read; judge           whether podmirror can work here, or works
+//!     └► sysdump ──► check; reports        an archive for a bug report
 //!     └► complete ─► workload              candidates for a shell
 //!        extcap ───► tail; complete        interfaces of Wireshark
 //!                    packets               requests to the API of packets
@@ -33,6 +34,7 @@ mod reports;
 mod resource;
 mod screen;
 mod status;
+mod sysdump;
 mod tail;
 mod top;
 mod workload;
@@ -83,9 +85,10 @@ fn execute(cli: Cli) -> anyhow::Result<ExitCode> {
     }
     let runtime = runtime()?;
     let outcome = runtime.block_on(async {
-        use Command::{Coverage, Explain, Tail, Top};
+        use Command::{Coverage, Explain, Sysdump, Tail, Top};
         // The server of packets says why it cannot answer now.
-        let is_patient = !matches!(cli.command, Tail(_) | Explain(_) | Coverage(_) | Top(_));
+        let is_patient =
+            !matches!(cli.command, Tail(_) | Explain(_) | Coverage { .. } | Top(_) | Sysdump { .. });
         let cluster = Cluster::connect(&cli.connection, is_patient).await?;
         match cli.command {
             Tail(args) => return tail::tail(args, &cluster).await,
@@ -93,9 +96,12 @@ fn execute(cli: Cli) -> anyhow::Result<ExitCode> {
             Command::Off(args) => mirror::off(args, &cluster).await?,
             Command::Status(args) => status::status(args, &cluster).await?,
             Explain(args) => explain::explain(args, &cluster).await?,
-            Coverage(args) => coverage::coverage(args, &cluster).await?,
+            Coverage { all_namespaces, output } => {
+                coverage::coverage(all_namespaces, output, &cluster).await?;
+            }
             Top(args) => top::top(args, &cluster).await?,
             Command::Check { output } => return check::check(output, &cluster).await,
+            Sysdump { output } => sysdump::sysdump(output, &cluster).await?,
             Command::Man { .. } => {}
         }
         Ok(ExitCode::SUCCESS)

@@ -1,4 +1,4 @@
-//! The API of packets: the URIs of requests, and the beginning of their answers.
+//! The API of packets: the URIs of requests. And for all APIs, the beginning of the answer to a request.
 
 use std::iter;
 
@@ -40,12 +40,17 @@ pub(crate) async fn get(cluster: &Cluster, uri: &str) -> anyhow::Result<Response
         return Ok(response);
     }
     let answer = response.into_body().collect_bytes().await?;
-    // An answer in another form is that of kube-apiserver alone.
+    // An answer in another form is that of kube-apiserver alone, or of a pod behind it.
     let status = serde_json::from_slice(&answer).unwrap_or_else(|_| {
         let reason = code.canonical_reason().unwrap_or_default().replace(' ', "");
-        let message = match code.as_u16() {
-            404 => "the cluster has no API of packets; the chart's apiserver.enabled installs it".to_owned(),
-            _ => format!("the API of packets: {}", String::from_utf8_lossy(&answer).trim()),
+        let text = String::from_utf8_lossy(&answer).trim().to_owned();
+        let is_of_packets = uri.starts_with(&format!("/apis/{GROUP}/"));
+        let message = match (is_of_packets, code.as_u16()) {
+            (true, 404) => {
+                "the cluster has no API of packets; the chart's apiserver.enabled installs it".to_owned()
+            }
+            (true, _) => format!("the API of packets: {text}"),
+            (false, _) => text,
         };
         Status::failure(&message, &reason).with_code(code.as_u16())
     });

@@ -29,10 +29,15 @@ impl Reports {
         resource: &str,
         parameters: &[(&str, String)],
     ) -> anyhow::Result<Self> {
-        let response = packets::get(cluster, &packets::uri(scope, resource, parameters)).await?;
+        Self::of(cluster, &packets::uri(scope, resource, parameters)).await
+    }
+
+    /// The answer to a request, also to another API.
+    pub(crate) async fn of(cluster: &Cluster, uri: &str) -> anyhow::Result<Self> {
+        let response = packets::get(cluster, uri).await?;
         let warnings = packets::warnings(&response);
         let answer = response.into_body().collect_bytes().await?;
-        let object = serde_json::from_slice(&answer).context("cannot read the reports")?;
+        let object = serde_json::from_slice(&answer).context("cannot read the answer")?;
         Ok(Self { object, warnings })
     }
 

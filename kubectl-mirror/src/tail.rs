@@ -32,7 +32,7 @@ use mirror_capture::{
     blocks::Block,
     combined::Combined,
     merge::{Bounds, Merge, StreamId},
-    pcapng::{NO_PAST, Names, Section},
+    pcapng::{Names, Section},
 };
 use mirror_core::{settings::show_kubernetes_duration, status::printable};
 use tokio::{
@@ -64,8 +64,11 @@ const PROGRESS: Duration = Duration::from_secs(1);
 const INCOMPLETE: u8 = 3;
 /// The server's reason for the end of a stream of the past alone that has all packets.
 const COMPLETE: &str = "complete";
-/// Messages of the server about the past that do not say that packets are missing.
-const PAST_NEWS: [&str; 2] = [": recorded packets of the last ", " addresses have names"];
+/// The beginning of the server's reason for the end of a stream that no other one follows.
+const REVOKED: &str = "a right was revoked: ";
+/// Messages of the server that do not say that packets are missing, and the part of those about the messages.
+const HARMLESS: [&str; 2] = [": recorded packets of the last ", " addresses have names"];
+const OF_MESSAGES: &str = "other messages";
 
 /// Reads the packets until the time limit, Ctrl-C, until the reader of standard output closes it, or until the end of the
 /// past alone.
@@ -243,15 +246,24 @@ impl<'c> Tail<'c> {
                 let text = names.comment.as_deref().and_then(|comment| comment.strip_prefix(SAYS));
                 if let Some(text) = text.filter(|text| !text.starts_with(END)) {
                     tell(&printable(text));
-                    let is_news = PAST_NEWS.iter().any(|news| text.contains(news));
-                    let is_failure = text.contains(NO_PAST) || self.args.no_follow && !is_news;
-                    self.is_missing |= self.args.since.is_some() && is_failure;
+                    self.is_missing |= self.says_missing(text);
                 }
                 names.write(&mut self.pending);
             }
             // The server sends neither.
             Block::Section(_) | Block::Note(_) => {}
         }
+    }
+
+    /// Whether a message of the server says that packets are missing: those of a node, or of another part. A pod that
+    /// is not read, `NAMESPACE/NAME`, is missing only from the past.
+    fn says_missing(&self, text: &str) -> bool {
+        if HARMLESS.iter().any(|harmless| text.contains(harmless)) {
+            return false;
+        }
+        let part = text.split(": ").next().unwrap_or_default();
+        let is_of_part = !part.contains('/') && part != OF_MESSAGES;
+        is_of_part || self.args.no_follow
     }
 
     /// The stream has ended, or there was none: sends the request again, or ends it for good.
@@ -272,7 +284,8 @@ impl<'c> Tail<'c> {
             Err(error) => (mirror_client::in_words(error.as_ref()), refusal_code(error)),
         };
         let delay = source.course.fail(&why, code, Timestamp::now());
-        let delay = delay.filter(|delay| *delay < left && !self.args.no_follow);
+        let is_final = self.args.no_follow || matches!(&ended, Ok(why) if why.starts_with(REVOKED));
+        let delay = delay.filter(|delay| *delay < left && !is_final);
         let again = if delay.is_some() { "; trying again" } else { "" };
         let text = source.words(&why) + again;
         // A refusal before any stream is the outcome of the command.

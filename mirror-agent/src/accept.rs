@@ -9,6 +9,10 @@ use std::{
     time::Duration,
 };
 
+use nix::sys::socket::{
+    setsockopt,
+    sockopt::{KeepAlive, TcpKeepIdle, TcpKeepInterval, TcpUserTimeout},
+};
 use tokio::{
     net::{TcpListener, TcpStream, UnixListener, UnixStream},
     task::{AbortHandle, yield_now},
@@ -94,4 +98,14 @@ pub(crate) async fn of_anybody<F>(
             }
         }
     }
+}
+
+/// Lets the kernel close a connection whose client acknowledges nothing for `silence`, in seconds. hyper cannot: while it
+/// waits to write, it does not notice that a request has ended, and while there is nothing to write, that the client's
+/// machine is off.
+pub(crate) fn close_if_silent(stream: &TcpStream, silence: u32) -> nix::Result<()> {
+    setsockopt(stream, KeepAlive, &true)?;
+    setsockopt(stream, TcpKeepIdle, &(silence / 3))?;
+    setsockopt(stream, TcpKeepInterval, &(silence / 3))?;
+    setsockopt(stream, TcpUserTimeout, &(silence * 1000))
 }

@@ -36,10 +36,6 @@ use hyper::{
 use hyper_util::rt::{TokioIo, TokioTimer};
 use kube::Client;
 use mirror_api::packets::{GROUP, VERSION};
-use nix::sys::socket::{
-    setsockopt,
-    sockopt::{KeepAlive, TcpKeepIdle, TcpKeepInterval, TcpUserTimeout},
-};
 use rustls::{ServerConfig, pki_types::CertificateDer, version::TLS13};
 use serde_json::{Value, json};
 use tokio::{
@@ -165,6 +161,7 @@ impl Server {
             Query::Open(open) => Ok(self.open(open)),
             Query::Reports(reports) => {
                 self.front_proxy.authorise(&user, &reports.scope).await?;
+                let _place = self.limits.reports(&user.name)?;
                 let accept = headers.get(ACCEPT).and_then(|accept| accept.to_str().ok());
                 reports::serve(self, &reports, accept).await
             }
@@ -274,22 +271,13 @@ async fn serve_at<F>(
         async move {
             // Otherwise the kernel would hold back a block that soon follows another one.
             let _ = stream.set_nodelay(true);
-            let _ = close_if_silent(&stream);
+            let _ = accept::close_if_silent(&stream, SILENCE);
             if let Ok(Ok(stream)) = timeout(PATIENCE, tls.accept(stream)).await {
                 attend(stream).await;
             }
         }
     };
     accept::of_anybody(listener, most, flag, meet).await;
-}
-
-/// Lets the kernel close a connection after [`SILENCE`]. hyper cannot: while it waits to write, it does not notice that
-/// a request has ended, and while there is nothing to write, that the client's machine is off.
-fn close_if_silent(stream: &TcpStream) -> nix::Result<()> {
-    setsockopt(stream, KeepAlive, &true)?;
-    setsockopt(stream, TcpKeepIdle, &(SILENCE / 3))?;
-    setsockopt(stream, TcpKeepInterval, &(SILENCE / 3))?;
-    setsockopt(stream, TcpUserTimeout, &(SILENCE * 1000))
 }
 
 /// Serves a client: kube-apiserver in a task of its own until the connection ends, and others for a short time.

@@ -24,7 +24,7 @@ use mirror_core::{
 
 pub use self::{
     apiserver::ApiserverArgs,
-    capture::{CaptureArgs, Keep, RecorderArgs, SubjectArgs, TailArgs},
+    capture::{CaptureArgs, RecorderArgs, SubjectArgs, TailArgs},
     controller::ControllerArgs,
     settings::SettingArgs,
 };
@@ -71,7 +71,14 @@ pub enum Command {
     /// cluster, on any node.
     Apiserver(ApiserverArgs),
     /// Show taps, sessions and counters; works with or without a running agent.
-    Status(StatusArgs),
+    Status {
+        /// Output format.
+        #[arg(short, long, env = "PODMIRROR_OUTPUT", value_enum, default_value = "table")]
+        output: OutputFormat,
+        #[command(flatten)]
+        #[expect(missing_docs, reason = "a doc comment here would become the heading of the help")]
+        state: StateArgs,
+    },
     /// Ask a running agent or controller whether it is ready: exit code 0 if it is, otherwise 1 with the reason.
     Ready {
         /// Address of the agent or controller, as in its own --listen.
@@ -84,10 +91,22 @@ pub enum Command {
     #[command(subcommand)]
     Filter(FilterCommand),
     /// Explain whether, how and why a pod of this node is mirrored.
-    Explain(ExplainArgs),
+    Explain {
+        /// Pod of this node, by namespace and name. The output says whether it is mirrored, what requested the
+        /// mirror, how packets are copied and counted, what is missing, and what to do. Works with or without a
+        /// running agent.
+        #[arg(long, value_name = "NAMESPACE/NAME", value_parser = pod)]
+        pod: (String, String),
+        #[command(flatten)]
+        #[expect(missing_docs, reason = "as above")]
+        state: StateArgs,
+    },
     /// Print the reference of flags and annotations, in Markdown.
     #[command(hide = true)]
     Reference,
+    /// Print the runbooks of the chart's alerts, in Markdown.
+    #[command(hide = true)]
+    Runbooks,
     /// Print the CRDs of Mirror, ClusterMirror, MirrorTarget and MirrorNode, for `kubectl apply`.
     Crds,
 }
@@ -237,7 +256,7 @@ pub struct RunArgs {
     )]
     pub max_reader_duration: Duration,
     #[command(flatten)]
-    #[expect(missing_docs, reason = "a doc comment here would become the heading of the help")]
+    #[expect(missing_docs, reason = "as above")]
     pub mirror: MirrorArgs,
     #[command(flatten)]
     #[expect(missing_docs, reason = "as above")]
@@ -289,17 +308,6 @@ pub struct AttachArgs {
     pub state: StateArgs,
 }
 
-/// `mirror-agent status`.
-#[derive(Debug, Args)]
-pub struct StatusArgs {
-    /// Output format.
-    #[arg(short, long, env = "PODMIRROR_OUTPUT", value_enum, default_value = "table")]
-    pub output: OutputFormat,
-    #[command(flatten)]
-    #[expect(missing_docs, reason = "as above")]
-    pub state: StateArgs,
-}
-
 /// What can be done with a filter.
 #[derive(Debug, Subcommand)]
 pub enum FilterCommand {
@@ -312,19 +320,6 @@ pub enum FilterCommand {
         #[arg(long, value_name = "FILE")]
         pcap: Option<PathBuf>,
     },
-}
-
-/// `mirror-agent explain`.
-#[derive(Debug, Args)]
-pub struct ExplainArgs {
-    /// Pod of this node, by namespace and name. The output says whether it is mirrored, what requested the
-    /// mirror, how packets are copied and counted, what is missing, and what to do. Works with or without a
-    /// running agent.
-    #[arg(long, value_name = "NAMESPACE/NAME", value_parser = pod)]
-    pub pod: (String, String),
-    #[command(flatten)]
-    #[expect(missing_docs, reason = "as above")]
-    pub state: StateArgs,
 }
 
 /// Form of the log lines.

@@ -45,12 +45,13 @@ pub fn execute(cli: Cli) -> anyhow::Result<()> {
             Command::Recorder(args) => tail::recorder(args).await,
             Command::Controller(args) => controller::controller(args).await,
             Command::Apiserver(args) => apiserver::apiserver(args).await,
-            Command::Status(args) => status::status(args).await,
+            Command::Status { output, state } => status::status(output, &state).await,
             Command::Ready { listen } => ready::ready(listen).await,
             Command::Cleanup(args) => cleanup::cleanup(args).await,
             Command::Filter(args) => filter::filter(args),
-            Command::Explain(args) => status::explain(args).await,
+            Command::Explain { pod, state } => status::explain(pod, &state).await,
             Command::Reference => print(&reference::reference()),
+            Command::Runbooks => print(&mirror_core::status::runbooks()),
             Command::Crds => print(&crds::crds()?),
         }
     })

@@ -30,7 +30,7 @@ use self::{
 use crate::{
     model::PodId,
     report::{Report, Reports},
-    select::{Attachment, BadAnnotation, Skipped, Why},
+    select::{BadAnnotation, Skipped, Why},
 };
 
 /// `reportingController` of the agent's Events.
@@ -183,14 +183,14 @@ fn tellable(report: &Report) -> BTreeSet<Fact> {
         | Why::NoSuchInterface
         | Why::NoSuchPod(_)
         | Why::TunnelInTunnel(_) => None,
-        // The author has opted out.
-        Why::OptedOut(_) => None,
+        // The author has opted out, or has requested nothing.
+        Why::OptedOut(_) | Why::NoRequest => None,
         // Every node has such pods, and users do not expect them to be mirrored.
         Why::HostNetwork { is_asked: false } => None,
         // Multus has not written the networks of the pod yet.
-        Why::NoSuchNetwork(Attachment { is_told: false, .. }) => None,
+        Why::NoSuchNetwork { is_told: false, .. } => None,
         Why::HostNetwork { is_asked: true }
-        | Why::NoSuchNetwork(Attachment { is_told: true, .. })
+        | Why::NoSuchNetwork { is_told: true, .. }
         | Why::NoHostInterface(_)
         | Why::TapsInsideOff
         | Why::TooManyNics
@@ -198,7 +198,7 @@ fn tellable(report: &Report) -> BTreeSet<Fact> {
         | Why::TappedFor(_)
         | Why::MirrorInterface(_)
         | Why::BadSetting(..)
-        | Why::Refused(_)
+        | Why::Refused { .. }
         | Why::AnnotationsUnread(_)
         | Why::NamespaceExcluded
         | Why::NamespaceNotAllowed

@@ -17,7 +17,7 @@ use crate::{
     accept,
     model::PodId,
     report::{Judged, Report, Reports},
-    select::{BadAnnotation, Skipped, Unasked},
+    select::{BadAnnotation, Skipped, Why},
 };
 
 /// Timeout for the other side.
@@ -39,9 +39,9 @@ impl From<&Report> for Notes {
             mirror: mirror.as_ref().map(ToString::to_string),
             ..finding(why.name(), why, why.remedy())
         });
-        let known = |(pod, why): (&PodId, &Option<Unasked>)| KnownPod {
+        let known = |(pod, why): (&PodId, &Option<Why>)| KnownPod {
             pod: pod.to_string(),
-            not_asked: why.map(|why| finding(why.name(), &why, &why.remedy(pod))),
+            not_asked: why.as_ref().map(|why| finding(why.name(), why, &why.remedy_unasked(pod))),
         };
         let pods = report.pods.as_ref().map(|pods| pods.iter().map(known).collect());
         let bad = report.bad.iter().map(|bad| Finding {
@@ -131,7 +131,6 @@ mod tests {
     use std::{io::Write as _, sync::Arc};
 
     use super::*;
-    use crate::select::Why;
 
     #[test]
     fn what_is_read_is_bounded_in_time_and_length() {
@@ -173,7 +172,7 @@ mod tests {
             why: Why::HostNetwork { is_asked: true },
         };
         let db = PodId { name: "db".into(), ..pod.clone() };
-        let pods = Some([(pod, None), (db.clone(), Some(Unasked::NoRequest))].into());
+        let pods = Some([(pod, None), (db.clone(), Some(Why::NoRequest))].into());
         let report = Report {
             skipped: [skipped].into(),
             failures: ["no".to_owned()].into(),
@@ -197,8 +196,8 @@ mod tests {
                     pod: "shop/db".into(),
                     not_asked: Some(Finding {
                         reason: "NoRequest".into(),
-                        message: Unasked::NoRequest.to_string(),
-                        remedy: Unasked::NoRequest.remedy(&db),
+                        message: Why::NoRequest.to_string(),
+                        remedy: Why::NoRequest.remedy_unasked(&db),
                         ..Finding::default()
                     }),
                 },

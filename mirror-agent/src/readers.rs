@@ -171,13 +171,18 @@ struct Dial {
 }
 
 impl Dial {
-    /// Keeps a connection to a server while it is one of the `servers`. The end of an endpoint does not end its
-    /// connection: a server that is about to stop ends its requests itself.
-    async fn keep(self: Arc<Self>, server: SocketAddr, servers: watch::Receiver<BTreeSet<SocketAddr>>) {
+    /// Keeps a connection to a server while it is one of the `servers`. The end of an endpoint ends the dial, because
+    /// another pod can get the address. It does not end the connection: a server that is about to stop ends its requests
+    /// itself.
+    async fn keep(self: Arc<Self>, server: SocketAddr, mut servers: watch::Receiver<BTreeSet<SocketAddr>>) {
         let (mut backoff, mut told) = (RETRY, None);
         while servers.borrow().contains(&server) {
             let begun = Instant::now();
-            let error = match timeout(DIAL, self.dial(server)).await {
+            let dialled = tokio::select! {
+                dialled = timeout(DIAL, self.dial(server)) => dialled,
+                _ = servers.wait_for(|servers| !servers.contains(&server)) => return,
+            };
+            let error = match dialled {
                 Ok(Ok(connection)) => {
                     info!(%server, "connected to a server of packets");
                     told = None;

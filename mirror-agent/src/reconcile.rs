@@ -235,7 +235,7 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
             tokio::task::yield_now().await;
         };
         report.bad = self.memory.log.bad(&choice.bad);
-        let asked = |pod: &Pod| (pod.id.clone(), choice.unasked.get(&pod.id).copied());
+        let asked = |pod: &Pod| (pod.id.clone(), choice.unasked.get(&pod.id).cloned());
         report.pods = listed.as_deref().map(|pods| pods.iter().map(asked).collect());
 
         let look = self.look(pods.as_deref(), &choice, &readers.captures, &mut report.failures);

@@ -18,7 +18,7 @@ use tokio::{sync::watch, time::Instant};
 
 use crate::{
     model::{Device, Ended, MirrorId, PodId, RingId, TargetName},
-    select::{BadAnnotation, Coverage, Skipped, Unasked},
+    select::{BadAnnotation, Coverage, Skipped, Why},
 };
 
 /// The newest report.
@@ -51,7 +51,7 @@ pub struct Report {
     /// Empty before the first round.
     pub down: BTreeMap<TargetName, String>,
     /// The listed pods, each with the reason if no mirror is requested for it; `None` without a complete list.
-    pub pods: Option<BTreeMap<PodId, Option<Unasked>>>,
+    pub pods: Option<BTreeMap<PodId, Option<Why>>>,
     /// The tapped NICs of pods, and whether their taps see all of their packets. Newer than the round: updated with the
     /// counters.
     pub coverage: BTreeMap<Device, NicCoverage>,

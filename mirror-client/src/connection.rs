@@ -40,7 +40,7 @@ use tower::{
     util::{MapFuture, MapRequestLayer},
 };
 
-use crate::{helper::Helper, kubeconfig::Access, token::TokenFile};
+use crate::{helper::Helper, token::TokenFile};
 
 /// Timeout for opening a connection.
 const CONNECT_DEADLINE: Duration = Duration::from_secs(5);
@@ -65,17 +65,14 @@ struct Way {
 
 /// Creates the client, with a timeout for the answer to a request to begin. Runs the credential helper, and sends no
 /// request yet.
-pub(crate) fn client(
-    Access { mut config, proxy }: Access,
-    timeout: Option<Duration>,
-) -> anyhow::Result<Client> {
+pub(crate) fn client(mut config: Config, timeout: Option<Duration>) -> anyhow::Result<Client> {
     // Removed, because kube would run the helper again, and ignore the reason of its failure.
     let exec = config.auth_info.exec.take().filter(|_| !has_other(&config.auth_info));
     let helper = exec.map(|exec| Helper::start(exec, &mut config.auth_info)).transpose()?.flatten();
     let token_file =
         config.auth_info.token_file.take().map(|file| TokenFile::open(file.into())).transpose()?;
     let credentials = config.auth_layer().map_err(|error| anyhow!("{error}"))?;
-    let proxy = proxy.map(|proxy| proxy.to_string());
+    let proxy = config.proxy_url.take().map(|proxy| proxy.to_string());
     // The matcher splits the user and the password off the URL.
     let proxy = proxy.and_then(|proxy| Matcher::builder().all(proxy).build().intercept(&config.cluster_url));
     let scheme = proxy.as_ref().and_then(|proxy| proxy.uri().scheme_str());

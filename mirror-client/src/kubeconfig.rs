@@ -20,13 +20,6 @@ use serde_json::Value;
 
 use crate::{Environment, Options, proxy, token};
 
-/// A cluster, and the route to it.
-#[derive(Debug)]
-pub(crate) struct Access {
-    pub(crate) config: Config,
-    pub(crate) proxy: Option<Uri>,
-}
-
 /// Reads `--kubeconfig`, or the files of `KUBECONFIG`, or `~/.kube/config`. Empty without a file.
 ///
 /// # Errors
@@ -52,22 +45,21 @@ pub fn read(options: &Options, environment: &Environment) -> anyhow::Result<Kube
     Ok(merged)
 }
 
-/// Finds the cluster: that of the kubeconfig, or the one that this process runs in.
-pub(crate) async fn load(options: &Options, environment: &Environment) -> anyhow::Result<Access> {
+/// Finds the cluster and the route to it: that of the kubeconfig, or the one that this process runs in.
+pub(crate) async fn load(options: &Options, environment: &Environment) -> anyhow::Result<Config> {
     let mut merged = read(options, environment)?;
     let context = options.context.clone().or_else(|| merged.current_context.clone());
     let Some(context) = context.or_else(|| without_context(&mut merged, options)) else {
-        let config = Config::incluster().with_context(|| nothing(&files(options, environment)))?;
-        let proxy = proxy::of(&config.cluster_url, None, environment)?;
-        return Ok(Access { config, proxy });
+        let mut config = Config::incluster().with_context(|| nothing(&files(options, environment)))?;
+        config.proxy_url = proxy::of(&config.cluster_url, None, environment)?;
+        return Ok(config);
     };
     let (of_context, proxy_url) = prepare(&mut merged, context, options)?;
     // Its errors repeat those of their sources.
     let mut config =
         Config::from_custom_kubeconfig(merged, &of_context).await.map_err(|why| anyhow!("{why}"))?;
-    let proxy = proxy::of(&config.cluster_url, proxy_url.as_deref(), environment)?;
-    config.proxy_url = None;
-    Ok(Access { config, proxy })
+    config.proxy_url = proxy::of(&config.cluster_url, proxy_url.as_deref(), environment)?;
+    Ok(config)
 }
 
 /// The reason of an error, without the lines of the file.

@@ -81,7 +81,7 @@ impl Environment {
 ///
 /// There is neither of them, or the kubeconfig is invalid.
 pub async fn connect(options: &Options, environment: &Environment) -> anyhow::Result<Client> {
-    let mut access = kubeconfig::load(options, environment).await?;
-    access.config.default_retry &= !options.no_retry;
-    connection::client(access, options.request_timeout)
+    let mut config = kubeconfig::load(options, environment).await?;
+    config.default_retry &= !options.no_retry;
+    connection::client(config, options.request_timeout)
 }

@@ -13,10 +13,10 @@ mod filters;
 mod inside;
 mod nics;
 mod policy;
+mod remedy;
 mod resources;
 #[cfg(test)]
 mod tests;
-mod unasked;
 mod unread;
 mod why;
 
@@ -24,7 +24,6 @@ use std::collections::BTreeMap;
 
 use mirror_common::verdict::TapKind;
 
-pub use self::attachments::Attachment;
 pub use self::bad::{BadAnnotation, Problem};
 pub use self::captures::{Capture, MAX_READERS, Readers, Wants};
 pub use self::choice::{Choice, MIRROR, NICS, OVN_MIRROR, PREFIX, Wanted, choose};
@@ -38,8 +37,7 @@ use self::{
 };
 pub use self::{
     policy::Policy,
-    resources::{Refusal, Selected, refusal},
-    unasked::Unasked,
+    resources::{Selected, refusal},
     unread::keep_installed,
     why::Why,
 };

@@ -14,6 +14,7 @@ use mirror_common::verdict::{Misfit, Verdict};
 use serde::{Deserialize, Serialize};
 
 pub use self::{
+    explain::runbooks,
     report::{MirrorReport, NicReport, PodMetadata, PodReport, Rates, Traffic},
     table::{columns, printable},
 };

@@ -57,11 +57,15 @@ pub(crate) fn readme() -> Result<String> {
 /// Kubernetes, with OpenShift's constraints, and with the metrics.
 pub(crate) fn check() -> Result<()> {
     step("chart");
-    let version = env!("CARGO_PKG_VERSION");
     let manifest = fs::read_to_string(workspace::root().join("deploy/chart/Chart.yaml"))?;
-    for key in ["version", "appVersion"] {
-        let has_version = manifest.lines().any(|line| line == format!("{key}: {version}"));
-        ensure!(has_version, "Chart.yaml does not say `{key}: {version}`, the workspace's version");
+    for wanted in [
+        concat!("version: ", env!("CARGO_PKG_VERSION")),
+        concat!("appVersion: ", env!("CARGO_PKG_VERSION")),
+        concat!("home: ", env!("CARGO_PKG_HOMEPAGE")),
+        concat!("sources: [", env!("CARGO_PKG_REPOSITORY"), "]"),
+    ] {
+        let has_line = manifest.lines().any(|line| line == wanted);
+        ensure!(has_line, "Chart.yaml does not say `{wanted}`, as the workspace's Cargo.toml does");
     }
     helm()?.args(["lint", "--strict", "--quiet", "deploy/chart"]).run()?;
     let mut manifests = rendered_cases()?;

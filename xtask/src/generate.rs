@@ -1,5 +1,6 @@
 //! `cargo xtask gen`: writes the files that are generated and committed, so that users need none of the project's
-//! tools: the CRDs, the rendered manifest of the chart and its README, and the agent's reference of flags and annotations.
+//! tools: the CRDs, the rendered manifest of the chart and its README, the agent's reference of flags and annotations, and
+//! the runbooks.
 //!
 //! `--check` changes nothing, and fails if a file is not up to date. `lint` calls it that way.
 
@@ -45,11 +46,11 @@ pub(crate) fn check() -> Result<()> {
 
 /// Fails if a file that the agent prints is not up to date. Needs no Go, but builds the agent.
 pub(crate) fn check_printed() -> Result<()> {
-    step("what the agent prints: the reference, and the CRDs");
+    step("what the agent prints: the reference, the runbooks, and the CRDs");
     are_up_to_date(&printed()?)
 }
 
-fn are_up_to_date(files: &[(&str, String); 2]) -> Result<()> {
+fn are_up_to_date(files: &[(&str, String)]) -> Result<()> {
     for (file, text) in files {
         let is_up_to_date = fs::read_to_string(workspace::root().join(file)).is_ok_and(|old| old == *text);
         ensure!(is_up_to_date, "{file} is not up to date: `cargo xtask gen` writes it");
@@ -65,12 +66,16 @@ fn write(file: &str, text: &str) -> Result<()> {
 
 /// The files that the built agent prints. xtask does not depend on the agent's crate, because xtask also builds with
 /// older versions of Rust.
-fn printed() -> Result<[(&'static str, String); 2]> {
+fn printed() -> Result<[(&'static str, String); 3]> {
     tools::stable()?;
     tools::bpf()?;
     let agent = workspace::agent()?;
     let printed = |word: &str| command(&agent).arg(word).read();
-    Ok([("docs/reference.md", printed("reference")?), ("deploy/chart/files/crds.yaml", printed("crds")?)])
+    Ok([
+        ("docs/reference.md", printed("reference")?),
+        ("docs/runbooks.md", printed("runbooks")?),
+        ("deploy/chart/files/crds.yaml", printed("crds")?),
+    ])
 }
 
 /// The files that helm and helm-docs make of the chart.

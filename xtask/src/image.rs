@@ -87,6 +87,8 @@ fn labels(revision: &str) -> Value {
         "org.opencontainers.image.description": "Copies the packets of chosen Kubernetes pods to a mirror interface",
         "org.opencontainers.image.version": env!("CARGO_PKG_VERSION"),
         "org.opencontainers.image.licenses": "(Apache-2.0 OR MIT) AND (MIT OR GPL-2.0-only)",
+        "org.opencontainers.image.source": env!("CARGO_PKG_REPOSITORY"),
+        "org.opencontainers.image.url": env!("CARGO_PKG_HOMEPAGE"),
     });
     if revision != "unknown" {
         labels["org.opencontainers.image.revision"] = json!(revision);

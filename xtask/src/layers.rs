@@ -67,6 +67,8 @@ const FORBIDDEN: &[Forbidden] = &[
             "kubectl-mirror/src/check/judge.rs",
             "kubectl-mirror/src/check/network.rs",
             "kubectl-mirror/src/jsonpath.rs",
+            "kubectl-mirror/src/sysdump/choice.rs",
+            "kubectl-mirror/src/sysdump/redact.rs",
             "kubectl-mirror/src/tail/course.rs",
             "mirror-api/src/labels.rs",
             "mirror-agent/src/apiserver/limits.rs",

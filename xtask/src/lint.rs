@@ -1,7 +1,7 @@
 //! `cargo xtask lint`: the checks that need not run the product.
 //!
 //! The checks are: format, clippy, the lints that every crate opts into, the layers (`layers`), dependencies, spelling,
-//! the chart, and the core on other systems.
+//! the chart, the workflows, and the core on other systems.
 
 use std::fs;
 
@@ -94,17 +94,20 @@ fn opted_in() -> Result<()> {
     Ok(())
 }
 
-/// Checks the chart and the files that it renders to. This needs helm, and Go to build helm.
+/// Checks the chart, the files that it renders to, and the workflows. This needs helm, and Go to build helm.
 fn deployment() -> Result<()> {
     if let Err(why) = tools::helm() {
         if is_ci() {
             return Err(why.context("the chart cannot be checked"));
         }
-        println!("    NOT CHECKED: the chart in deploy/: {why:#}");
+        println!("    NOT CHECKED: the chart in deploy/, and the workflows: {why:#}");
         return Ok(());
     }
     chart::check()?;
-    generate::check()
+    generate::check()?;
+    step("workflows");
+    // Without shellcheck and pyflakes, which not every machine has, the result is the same everywhere.
+    tools::actionlint()?.args(["-shellcheck=", "-pyflakes="]).current_dir(workspace::root()).run()
 }
 
 /// Checks licences, bans and sources from the crates alone, and advisories with a database that must be downloaded.

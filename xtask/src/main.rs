@@ -21,6 +21,7 @@ mod ebpf;
 mod fuzz;
 mod generate;
 mod image;
+mod install;
 mod layers;
 mod lint;
 mod pins;
@@ -59,6 +60,8 @@ enum Task {
     Gen(generate::GenArgs),
     /// Build the agent's container image.
     Image(image::ImageArgs),
+    /// Build the kubectl plugin, and install it for this user.
+    Install,
     /// Check format, lints, layers, dependencies and spelling.
     Lint,
     /// Build archives of the kubectl plugin, and the manifest for Krew.
@@ -77,6 +80,7 @@ fn main() -> ExitCode {
         Task::Demo => demo::run(),
         Task::Gen(args) => generate::run(args),
         Task::Image(args) => image::run(args),
+        Task::Install => install::run(),
         Task::Lint => lint::run(),
         Task::Plugin(args) => plugin::run(args),
         Task::Test(args) => test::run(args),

@@ -142,7 +142,8 @@ fn write_archive(platform: &str, program: &Path, pages: &[(String, Vec<u8>)], to
 fn manifest(url: &str, archives: &[(&str, String)]) -> Result<String> {
     ensure!(url.starts_with("https://"), "{url:?} is no address that Krew takes: it begins with https://");
     let url = url.trim_end_matches('/');
-    let mut text = include_str!("../plugin.yaml").replace("VERSION", VERSION).replace("URL", url);
+    let mut text = include_str!("../plugin.yaml").replace("VERSION", VERSION);
+    text = text.replace("HOMEPAGE", env!("CARGO_PKG_HOMEPAGE"));
     for (platform, sha256) in archives {
         let (os, arch) = platform.split_once('-').unwrap_or_default();
         let (archive, program) = (archive_name(platform), program_name(platform));
@@ -173,6 +174,7 @@ mod tests {
             })
         });
         assert_eq!(read["spec"]["platforms"], serde_json::json!(expected), "{text}");
+        assert_eq!(read["spec"]["homepage"], env!("CARGO_PKG_HOMEPAGE"));
         assert!(manifest("http://example.org", &[]).is_err());
     }
 

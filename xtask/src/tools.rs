@@ -96,6 +96,11 @@ pub(crate) fn kubeconform() -> Result<Command> {
     go_program("github.com/yannh/kubeconform/cmd/kubeconform", pins::KUBECONFORM, "-s -w")
 }
 
+/// actionlint, which checks the workflows of the forge.
+pub(crate) fn actionlint() -> Result<Command> {
+    go_program("github.com/rhysd/actionlint/cmd/actionlint", pins::ACTIONLINT, "-s -w")
+}
+
 /// Builds a program from source with Go, in the project's cache, in a directory of its version.
 fn go_program(package: &str, version: &str, ldflags: &str) -> Result<Command> {
     let (_, name) = package.rsplit_once('/').context("a package has a path")?;

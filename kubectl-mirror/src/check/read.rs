@@ -23,10 +23,9 @@ use mirror_api::{
     packets::{GROUP, VERSION},
 };
 use serde::de::DeserializeOwned;
-use tokio::time::timeout;
 
 use super::judge::{Facts, Read, Right, rights};
-use crate::cluster::Cluster;
+use crate::cluster::{self, Cluster};
 
 /// Timeout for an answer of the API server.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -67,9 +66,7 @@ pub(super) async fn facts(cluster: &Cluster) -> Read<Facts> {
 }
 
 async fn within<T>(answer: impl Future<Output = kube::Result<T>>) -> Read<T> {
-    let answer = timeout(PATIENCE, answer).await;
-    let answer = answer.map_err(|_| format!("no answer within {} s", PATIENCE.as_secs()))?;
-    answer.map_err(|error| mirror_client::in_words(&error))
+    cluster::within(PATIENCE, answer).await
 }
 
 /// The objects of a kind. An unknown kind has no objects.

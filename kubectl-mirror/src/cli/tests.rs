@@ -86,6 +86,8 @@ fn each_form_can_be_typed() {
         "status --insecure-skip-tls-verify --request-timeout 5s",
         "status --client-certificate client.pem --client-key client.key",
         "check -n shop --agents tools -o json",
+        "sysdump",
+        "sysdump --agents tools -o bug.tar.gz",
     ] {
         parse(words).unwrap_or_else(|error| panic!("{words}: {error}"));
     }

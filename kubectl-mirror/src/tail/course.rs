@@ -13,6 +13,9 @@ use mirror_capture::blocks::Block;
 /// The first delay, which doubles with each failure, and the longest one. A stream that is shorter is a failure too.
 const FIRST: Duration = Duration::from_millis(200);
 const LONGEST: Duration = Duration::from_secs(10);
+/// The time after the end of a stream in which 403 is not final: a kube-apiserver that has just started refuses
+/// everything until it has listed the roles.
+const UNSETTLED: Duration = Duration::from_secs(60);
 
 /// A time without packets.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -36,6 +39,8 @@ pub(super) struct Course {
     read: Option<Timestamp>,
     /// Why nothing is read since then.
     why: Option<String>,
+    /// When the newest stream has ended.
+    lost: Option<Timestamp>,
     failures: u32,
 }
 
@@ -68,6 +73,7 @@ impl Course {
     pub(super) fn fail(&mut self, why: &str, code: Option<u16>, now: Timestamp) -> Option<Duration> {
         if let Some(began) = self.began.take() {
             self.why = Some(why.to_owned());
+            self.lost = Some(now);
             if now.duration_since(began).unsigned_abs() >= LONGEST {
                 self.failures = 0;
             }
@@ -78,6 +84,7 @@ impl Course {
         // moments (404), or a token can expire before the next one is there (401).
         let is_final = match code {
             None | Some(401 | 404) => !self.has_begun(),
+            Some(403) => self.lost.is_none_or(|lost| now.duration_since(lost).unsigned_abs() > UNSETTLED),
             Some(code) => (400..=409).contains(&code),
         };
         (!is_final).then_some(delay)
@@ -124,8 +131,12 @@ mod tests {
         for (code, millis) in [(404, 6400), (401, 10_000)] {
             assert_eq!(delay(&mut course, Some(code)), Some(Duration::from_millis(millis)), "{code} for now");
         }
-        for code in [400, 403, 409] {
+        for code in [400, 409] {
             assert_eq!(delay(&mut course, Some(code)), None, "{code}");
+        }
+        let forbidden = |course: &mut Course, millis| course.fail("", Some(403), at(millis));
+        for (millis, expected) in [(0, Some(LONGEST)), (60_000, Some(LONGEST)), (60_001, None)] {
+            assert_eq!(forbidden(&mut course, millis), expected, "{millis}");
         }
         let gap = course.end(at(1500)).unwrap();
         assert_eq!(
@@ -133,6 +144,11 @@ mod tests {
             "no packets were read between 1970-01-01T00:00:00.000Z and 1970-01-01T00:00:01.500Z: "
         );
         assert_eq!(course.end(at(1500)), None);
+        // Another stream ends, and then the role is missing again.
+        assert_eq!(course.begin(at(100_000)), None);
+        assert_eq!(course.fail("", None, at(110_000)), Some(FIRST));
+        assert_eq!(forbidden(&mut course, 170_000), Some(2 * FIRST));
+        assert_eq!(forbidden(&mut course, 170_001), None);
     }
 
     proptest! {

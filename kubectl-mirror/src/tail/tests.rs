@@ -118,13 +118,15 @@ async fn a_stream_goes_on_after_a_gap() {
             Duration::ZERO,
             stream("shop/web eth0", &[1, 2], &["shop/db: OptedOut: no", "end: the server ends"]),
         ),
+        // kube-apiserver has just started, and knows no roles yet.
+        2 => (Duration::ZERO, refusal(403, "alice may not")),
         // Later than the end of the command, so that there is no further request.
-        _ => (Duration::from_secs(2), stream("shop/web eth0", &[3], &["end: timeoutSeconds"])),
+        _ => (Duration::from_secs(3), stream("shop/web eth0", &[3], &["end: timeoutSeconds"])),
     };
-    let done = run("-l app=web --duration 2s --snaplen 96 -- tcp port 443", answers).await;
+    let done = run("-l app=web --duration 3s --snaplen 96 -- tcp port 443", answers).await;
     let path = "/apis/packets.podmirror.io/v1alpha1/namespaces/shop/packets?watch=true&labelSelector=app%3Dweb\
                 &filter=tcp%20port%20443&snapLength=96&timeoutSeconds=";
-    assert_eq!(done.requests.len(), 3, "{:?}", done.requests);
+    assert_eq!(done.requests.len(), 4, "{:?}", done.requests);
     assert!(done.requests.iter().all(|uri| uri.starts_with(path)), "{:?}", done.requests);
     assert_eq!((done.code.clone(), done.times_ns()), (Ok(ExitCode::from(INCOMPLETE)), vec![1, 2, 3]));
     let [opted_out, end, gap, last] = done.comments()[..] else { panic!("{:?}", done.comments()) };
@@ -135,6 +137,38 @@ async fn a_stream_goes_on_after_a_gap() {
     assert!(gap.starts_with("no packets were read between ") && gap.ends_with(": the server ends"), "{gap}");
     let interfaces = done.blocks.iter().filter(|block| matches!(block, Block::Interface(_))).count();
     assert_eq!(interfaces, 2, "one of each stream");
+}
+
+/// An agent that was away leaves no gap between two requests: the server says what is missing.
+#[tokio::test]
+async fn packets_of_a_node_are_missing_and_those_of_a_pod_are_not() {
+    let cases: [(&'static [&'static str], ExitCode); 3] = [
+        (&["node-a: connection closed", "node-a: its packets are read"], ExitCode::from(INCOMPLETE)),
+        (&["a request reads at most 50000 pods, and others are left out"], ExitCode::from(INCOMPLETE)),
+        (
+            &[
+                "shop/db: OptedOut: no",
+                "shop/db: its packets are read",
+                "other messages: 10000 pods and NICs have messages",
+                "50000 addresses have names, and no more get any",
+            ],
+            ExitCode::SUCCESS,
+        ),
+    ];
+    for (messages, code) in cases {
+        // The end of the command.
+        let answer = move |_, _: &str| (Duration::from_secs(1), stream("shop/web eth0", &[1], messages));
+        let done = run("-l app=web --duration 1s", answer).await;
+        assert_eq!((done.times_ns(), done.code), (vec![1], Ok(code)), "{messages:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_revoked_right_ends_the_command() {
+    let end = "end: a right was revoked: alice may not";
+    let answer = move |_, _: &str| (Duration::ZERO, stream("shop/web eth0", &[1], &[end]));
+    let done = run("-l app=web", answer).await;
+    assert_eq!((done.requests.len(), done.code), (1, Ok(ExitCode::from(INCOMPLETE))));
 }
 
 #[tokio::test]

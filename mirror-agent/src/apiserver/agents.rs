@@ -63,6 +63,8 @@ const TRANSFER: Duration = Duration::from_secs(3);
 /// Maximum length of an agent's reason for a refusal in bytes, and of its beginning that users see.
 const MOST_REASON: usize = 64 << 10;
 const MOST_SHOWN: usize = 1 << 10;
+/// Maximum number of tokens that are reviewed at a time.
+const REVIEWS: usize = 16;
 
 /// The agents that may connect.
 #[derive(Debug, Clone)]
@@ -171,6 +173,8 @@ async fn admit(
                     StatusCode::SWITCHING_PROTOCOLS
                 }
                 Err(Refused(status, why)) => {
+                    // A connection has one token reviewed.
+                    response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close, upgrade"));
                     *response.body_mut() = why;
                     status
                 }
@@ -204,6 +208,7 @@ fn token<B>(request: &Request<B>) -> Result<String, Refused> {
 
 /// The node of the agent that has a token.
 async fn node_of(client: &Client, options: &AgentOptions, token: String) -> Result<String, Refused> {
+    static TURN: Semaphore = Semaphore::const_new(REVIEWS);
     let AgentOptions { namespace, service_account } = options;
     let failed =
         |error: kube::Error| Refused(StatusCode::SERVICE_UNAVAILABLE, mirror_client::in_words(&error));
@@ -211,7 +216,9 @@ async fn node_of(client: &Client, options: &AgentOptions, token: String) -> Resu
     let spec = TokenReviewSpec { token: Some(token), audiences: Some(vec![GROUP.to_owned()]) };
     let review = TokenReview { spec, ..TokenReview::default() };
     let reviews = Api::<TokenReview>::all(client.clone());
+    let turn = TURN.acquire().await;
     let review = reviews.create(&PostParams::default(), &review).await.map_err(failed)?;
+    drop(turn);
     let status = review.status.unwrap_or_default();
     // An API server that knows no audiences accepts any.
     let is_ours = status.audiences.iter().flatten().any(|audience| audience == GROUP);

@@ -16,6 +16,8 @@ const OF_A_USER: usize = 5;
 const FOR_A_NAMESPACE: usize = 20;
 const TO_A_REPLICA: usize = 100;
 const STREAMS: usize = 2048;
+/// Maximum number of requests for reports of a user. A replica serves few at a time.
+const REPORTS_OF_A_USER: usize = 3;
 /// The time for which an unused rate accumulates.
 const BURST: Duration = Duration::from_millis(50);
 
@@ -41,6 +43,15 @@ impl Limits {
         counted.extend(namespace.map(|name| (format!("requests for the namespace {name}"), FOR_A_NAMESPACE)));
         counted.push(("requests to this replica".to_owned(), TO_A_REPLICA));
         self.take(counted)
+    }
+
+    /// Takes a place for a request for reports.
+    ///
+    /// # Errors
+    ///
+    /// A refusal, if the user has none.
+    pub fn reports(&self, user: &str) -> Result<Place, Refusal> {
+        self.take(vec![(format!("requests for reports of the user {user}"), REPORTS_OF_A_USER)])
     }
 
     /// Takes a place for the stream of a node.
@@ -143,11 +154,15 @@ mod tests {
         let (streams, why) = fill(|_| limits.stream());
         assert_eq!(streams.len(), 2048);
         assert!(why.starts_with("2048 streams of nodes to this replica are open"), "{why}");
+        let (reports, why) = fill(|_| limits.reports("alice"));
+        assert_eq!(reports.len(), 3);
+        assert!(why.starts_with("3 requests for reports of the user alice are open"), "{why}");
+        limits.reports("bob").unwrap();
 
         drop(of_alice);
         let again = limits.enter("alice", Some("shop-0")).unwrap();
         limits.enter("user-20", Some("shop")).unwrap_err();
-        drop((of_shop, rest, streams, again));
+        drop((of_shop, rest, streams, reports, again));
         assert!(limits.taken().is_empty(), "{limits:?}");
     }
 

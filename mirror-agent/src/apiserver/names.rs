@@ -54,8 +54,8 @@ pub(super) struct Status {
 
 /// An event of the watch of pods, or else of Services.
 pub(super) type Seen = (bool, Event<Object<Spec, Status>>);
-/// After an error, a watch tries again.
-pub(super) type Watch = Pin<Box<dyn Stream<Item = watcher::Result<Seen>> + Send>>;
+/// The events of both watches. With an error comes whether it is that of pods; after it, the watch tries again.
+pub(super) type Watch = Pin<Box<dyn Stream<Item = Result<Seen, (bool, watcher::Error)>> + Send>>;
 
 /// Watches the pods and Services of a namespace, or of all.
 pub(super) fn watch(client: &Client, namespace: Option<&str>) -> Watch {
@@ -65,7 +65,7 @@ pub(super) fn watch(client: &Client, namespace: Option<&str>) -> Watch {
             None => Api::all_with(client.clone(), kind),
         };
         let events = watcher(api, Config::default().page_size(PAGE)).default_backoff();
-        events.map_ok(move |event| (are_pods, event))
+        events.map_ok(move |event| (are_pods, event)).map_err(move |error| (are_pods, error))
     };
     let [pods, services] = [ApiResource::erase::<Pod>(&()), ApiResource::erase::<Service>(&())];
     Box::pin(stream::select(events(&pods, true), events(&services, false)))
@@ -161,10 +161,13 @@ impl Objects {
     /// name too.
     fn name(&mut self, address: &str, name: &str) {
         let Ok(address) = address.parse() else { return };
-        if !self.is_full() && self.names.get(&address).is_none_or(|known| known != name) {
+        let known = self.names.get(&address);
+        let (is_new, is_other) = (known.is_none(), known.is_none_or(|known| known != name));
+        let is_left_out = is_new && self.is_full();
+        if is_other && !is_left_out {
             self.names.insert(address, name.to_owned());
             self.new_names.insert(address, name.to_owned());
-            if self.is_full() {
+            if is_new && self.is_full() {
                 self.messages.push(format!("{MAX_OBJECTS} addresses have names, and no more get any"));
             }
         }
@@ -195,6 +198,11 @@ impl Objects {
     pub(super) fn nodes(&self) -> BTreeSet<String> {
         let pods = self.pods.values().filter(|pod| !pod.has_ended);
         pods.filter_map(|pod| pod.node.clone()).collect()
+    }
+
+    /// The number of selected pods that have ended.
+    pub(super) fn ended(&self) -> usize {
+        self.pods.values().filter(|pod| pod.has_ended).count()
     }
 
     /// The UID of a selected pod.

@@ -9,6 +9,7 @@
 //! takes no blocks. Then the windows of the agents' streams fill up, the pipes and the rings of the nodes, and the taps
 //! count what is lost. Nothing is lost here.
 
+mod end;
 mod stream;
 
 use std::{
@@ -30,17 +31,20 @@ use mirror_capture::{
 use mirror_core::settings::show_kubernetes_duration;
 use tokio::{
     sync::{mpsc, watch},
-    time::{Instant, Interval, MissedTickBehavior, interval, sleep, sleep_until, timeout},
+    time::{Instant, Interval, MissedTickBehavior, interval, sleep_until, timeout},
 };
 
-use self::stream::{Effect, Stream};
+use self::{
+    end::end,
+    stream::{Effect, Stream},
+};
 use super::{
     Body, Server,
     agents::{Agent, Reading},
     front_proxy::User,
     limits::{Bucket, Place},
     names::{self, Watch},
-    query::{Packets, Refusal, Scope},
+    query::{Packets, Refusal},
     told::Told,
 };
 
@@ -48,8 +52,8 @@ use super::{
 const ANSWER: Duration = Duration::from_secs(12);
 /// Interval at which missing nodes are requested again.
 const AGAIN: Duration = Duration::from_secs(5);
-/// Interval at which kube-apiserver authorises the request again.
-const RIGHTS: Duration = Duration::from_secs(60);
+/// Minimum time between two looks for missing nodes, of up to 15 ms each, while pods or agents change.
+const CHANGES: Duration = Duration::from_millis(50);
 /// The time after which a client that takes nothing is given up.
 const STALL: Duration = Duration::from_secs(60);
 /// Timeouts at the end: for the rest of the agents' streams, and for the client to take the last part.
@@ -105,6 +109,9 @@ struct Request {
     watch: Option<Watch>,
     agents: watch::Receiver<BTreeMap<String, Agent>>,
     again: Interval,
+    /// The last look for missing nodes, and the next one after a change.
+    joined: Instant,
+    join_at: Option<Instant>,
     news: mpsc::Receiver<(StreamId, What)>,
     sender: mpsc::Sender<(StreamId, What)>,
     /// Whether the agents are to end their streams.
@@ -149,6 +156,8 @@ impl Request {
             watch: node.is_none().then(|| names::watch(&server.client, namespace)),
             agents: server.agents.watch(),
             again,
+            joined: Instant::now(),
+            join_at: None,
             news,
             sender,
             ending: watch::Sender::new(false),
@@ -159,7 +168,7 @@ impl Request {
             began: Instant::now(),
             has_begun: false,
             taken: Instant::now(),
-            told: Told::new(&server, &user, &scope),
+            told: Told::new(&server, &user, &scope, read.settings.filter.as_deref()),
             end: Box::pin(end(Arc::clone(&server), user, scope, lasts)),
             read,
             server,
@@ -205,12 +214,14 @@ impl Request {
                 self.taken = Instant::now();
                 drop(room.send(part));
             }
+            () = sleep_until(self.join_at.unwrap_or(self.began)), if self.join_at.is_some() => self.join(),
             Some(seen) = async { self.watch.as_mut()?.next().await }, if self.watch.is_some() => {
-                if self.stream.see(seen.map_err(|error| mirror_client::in_words(&error))) {
-                    self.join();
+                let seen = seen.map_err(|(are_pods, error)| (are_pods, mirror_client::in_words(&error)));
+                if self.stream.see(seen) {
+                    self.join_soon();
                 }
             }
-            Ok(()) = self.agents.changed() => self.join(),
+            Ok(()) = self.agents.changed() => self.join_soon(),
             _ = self.again.tick() => self.join(),
             Some((id, what)) = self.news.recv(), if has_room => self.take(id, what),
             () = sleep_until(wake.unwrap_or(self.began)), if wake.is_some() => {}
@@ -218,8 +229,19 @@ impl Request {
         ControlFlow::Continue(())
     }
 
+    /// Opens the streams of the nodes that are missing after a change: before the answer, which depends on them, at once.
+    fn join_soon(&mut self) {
+        let at = self.joined + CHANGES;
+        if self.has_begun && Instant::now() < at {
+            self.join_at = Some(at);
+        } else {
+            self.join();
+        }
+    }
+
     /// Opens the streams of the nodes that are missing.
     fn join(&mut self) {
+        (self.joined, self.join_at) = (Instant::now(), None);
         if self.closing.is_some() {
             return;
         }
@@ -276,37 +298,6 @@ impl Request {
             room.send(take(&mut self.stream.pending).into());
         }
         self.told.end(&why, self.stream.packets);
-    }
-}
-
-/// Waits for a reason to end a request.
-async fn end(server: Arc<Server>, user: User, scope: Scope, lasts: Option<Duration>) -> String {
-    let most = server.options.max_duration;
-    let revoked = async {
-        loop {
-            sleep(RIGHTS).await;
-            if let Err(Refusal { code: 403, message, .. }) = server.front_proxy.authorise(&user, &scope).await
-            {
-                break message;
-            }
-        }
-    };
-    let expired = async {
-        match lasts.filter(|lasts| *lasts <= most) {
-            Some(lasts) => {
-                sleep(lasts).await;
-                "timeoutSeconds".to_owned()
-            }
-            None => {
-                sleep(most).await;
-                format!("the longest duration of a request is {}", show_kubernetes_duration(most))
-            }
-        }
-    };
-    tokio::select! {
-        why = expired => why,
-        why = revoked => format!("a right was revoked: {why}"),
-        () = server.stopped() => "the server ends".to_owned(),
     }
 }
 

@@ -1,5 +1,5 @@
-//! [`Told`]: who learns of a request for packets. The log has a line for its begin and one for its end, with the ID of
-//! the request in the audit log of kube-apiserver. With `pod_events`, each pod gets an Event.
+//! [`Told`]: who learns of a request for packets. The log has a line for its begin, for each pod and for its end, with
+//! the ID of the request in the audit log of kube-apiserver. With `pod_events`, each pod gets an Event.
 
 use std::time::{Duration, Instant};
 
@@ -17,6 +17,8 @@ const REPORTER: &str = "podmirror.io/apiserver";
 const PATIENCE: Duration = Duration::from_secs(10);
 /// Maximum number of Events that wait to be posted. Further pods get none.
 const WAITING: usize = 256;
+/// Maximum number of bytes of an Event's message, which can have a long filter.
+const MAX_NOTE: usize = 1024;
 
 /// A request for packets, and who reads them.
 pub(super) struct Told {
@@ -29,11 +31,13 @@ pub(super) struct Told {
 }
 
 impl Told {
-    pub(super) fn new(server: &Server, user: &User, scope: &Scope) -> Self {
+    pub(super) fn new(server: &Server, user: &User, scope: &Scope, filter: Option<&str>) -> Self {
         let (user, audit_id) = (user.name.clone(), user.audit_id.clone().unwrap_or_default());
         let pods = server.options.pod_events.then(|| {
             let (sender, pods) = mpsc::channel(WAITING);
-            let note = format!("User {user} reads the packets of this pod (audit ID {audit_id})");
+            let filter = filter.map(|filter| format!(", filter {filter:?}")).unwrap_or_default();
+            let mut note = format!("User {user} reads the packets of this pod (audit ID {audit_id}{filter})");
+            note.truncate(note.floor_char_boundary(MAX_NOTE));
             tokio::spawn(post(server.client.clone(), server.options.service.clone(), note, pods));
             sender
         });
@@ -47,8 +51,10 @@ impl Told {
         info!(user, audit_id, resource, namespace, name, "a user reads packets");
     }
 
-    /// A pod is read for the first time.
+    /// A pod is read for the first time. The audit log has no pods that labels select.
     pub(super) fn covered(&self, pod: String, uid: String) {
+        let Self { user, audit_id, .. } = self;
+        info!(user, audit_id, pod, uid, "a user reads the packets of a pod");
         // A lost Event is not worth a delay.
         let _ = self.pods.as_ref().map(|pods| pods.try_send((pod, uid)));
     }

@@ -118,6 +118,7 @@ pub struct TailArgs {
 
 /// `mirror-agent capture`.
 #[derive(Debug, Args)]
+#[command(group = ArgGroup::new("keep").required(true).args(["ring", "first", "rotate"]))]
 pub struct CaptureArgs {
     #[command(flatten)]
     #[expect(missing_docs, reason = "as above")]
@@ -125,15 +126,6 @@ pub struct CaptureArgs {
     /// The file for the packets, in pcapng. It is written at the end; a rotation writes its files as it goes.
     #[arg(long, short, value_name = "FILE")]
     pub write: PathBuf,
-    #[command(flatten)]
-    #[expect(missing_docs, reason = "as above")]
-    pub keep: Keep,
-}
-
-/// Which packets `capture` keeps.
-#[derive(Debug, Clone, Args)]
-#[command(group = ArgGroup::new("keep").required(true).args(["ring", "first", "rotate"]))]
-pub struct Keep {
     /// Keep the newest packets in memory: up to a size, for example 64MB, or for a duration, for example 30s.
     #[arg(long, value_name = "SIZE|TIME", value_parser = bound)]
     pub ring: Option<Bound>,

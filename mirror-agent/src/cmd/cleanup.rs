@@ -29,7 +29,7 @@ pub async fn remove_everything(pins: &Pins, links: &mut impl LinkTable) -> anyho
     let mut errors = Vec::new();
     // Copying ends here, even if a later step fails. Unreadable maps are no reason to skip the other steps.
     if let Ok(mut maps) = Maps::open(pins) {
-        for device in maps.taps().unwrap_or_default().into_keys() {
+        for device in maps.devices().collect::<Vec<_>>() {
             errors.extend(maps.remove_tap(device).err());
         }
     }

@@ -13,7 +13,7 @@ use mirror_core::status::{
 
 use super::print;
 use crate::{
-    cli::{ExplainArgs, OutputFormat, StateArgs, StatusArgs},
+    cli::{OutputFormat, StateArgs},
     dataplane::{
         hooks::{Hooks, programs_of},
         pins::Pins,
@@ -27,9 +27,8 @@ use crate::{
 };
 
 /// Prints the status.
-pub async fn status(args: StatusArgs) -> anyhow::Result<()> {
-    let StatusArgs { output, state } = args;
-    let status = of_node(&state).await?;
+pub async fn status(output: OutputFormat, state: &StateArgs) -> anyhow::Result<()> {
+    let status = of_node(state).await?;
     let text = match output {
         OutputFormat::Json => serde_json::to_string_pretty(&status)? + "\n",
         OutputFormat::Table => status.table(),
@@ -38,9 +37,8 @@ pub async fn status(args: StatusArgs) -> anyhow::Result<()> {
 }
 
 /// Prints whether and how a pod is mirrored.
-pub async fn explain(args: ExplainArgs) -> anyhow::Result<()> {
-    let ExplainArgs { pod: (namespace, name), state } = args;
-    let status = of_node(&state).await?;
+pub async fn explain((namespace, name): (String, String), state: &StateArgs) -> anyhow::Result<()> {
+    let status = of_node(state).await?;
     print(&status.explain(&format!("{namespace}/{name}")).map_err(anyhow::Error::msg)?)
 }
 

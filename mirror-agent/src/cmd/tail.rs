@@ -35,7 +35,7 @@ use tokio::{
     net::UnixStream,
     signal::unix::{SignalKind, signal},
     sync::{mpsc, oneshot},
-    time::{Instant, sleep_until},
+    time::{Instant, sleep_until, timeout},
 };
 use tracing::{info, warn};
 
@@ -43,7 +43,7 @@ use self::{past::Past, reading::Reading, sessions::Sessions};
 pub use self::{reading::Ask, recorder::recorder};
 use super::{attach::run_alone, stop_signal};
 use crate::{
-    cli::{CaptureArgs, Keep, SubjectArgs, TailArgs},
+    cli::{CaptureArgs, SubjectArgs, TailArgs},
     control::{self, ReaderOf, Request, Subject as Of, Wanted},
     dataplane::{pins::Pins, rings::RingReader},
     model::{Actual, Name, RingId, TargetName},
@@ -54,6 +54,8 @@ use crate::{
 
 /// The application name in the files.
 const APPLICATION: &str = concat!("podmirror ", env!("PODMIRROR_VERSION"));
+/// Timeout for the first notes to a reader of the API, which come at once.
+const NOTES: Duration = Duration::from_secs(1);
 
 /// The packets to read.
 #[derive(Debug, Clone)]
@@ -135,11 +137,11 @@ pub async fn capture(args: CaptureArgs) -> anyhow::Result<()> {
     if args.write.as_os_str() == "-" {
         bail!("`capture` writes a file: use -w FILE, or `tail` for standard output");
     }
-    let kept = match args.keep {
-        Keep { ring: Some(bound), .. } => Kept::Last(bound),
-        Keep { first: Some(bytes), .. } => Kept::First { bytes },
-        Keep { rotate: Some(bytes), files, .. } => Kept::Files { bytes, files },
-        Keep { .. } => Kept::All,
+    let kept = match args {
+        CaptureArgs { ring: Some(bound), .. } => Kept::Last(bound),
+        CaptureArgs { first: Some(bytes), .. } => Kept::First { bytes },
+        CaptureArgs { rotate: Some(bytes), files, .. } => Kept::Files { bytes, files },
+        CaptureArgs { .. } => Kept::All,
     };
     let twice = memory::is_in_memory(&args.write).then_some("the file is in memory, too");
     let instead = ", or --rotate, which keeps nothing in memory";
@@ -163,7 +165,7 @@ async fn run(args: SubjectArgs, output: Sink, kept: Kept, since: Option<Since>) 
     if let Some(since @ Since { is_all: true, .. }) = since {
         let wanted = wanted(&subject, since, None)?;
         return tokio::select! {
-            outcome = read_past(&subject, &wanted, plan, since) => outcome,
+            outcome = read_past(&subject, &wanted, plan, since, None) => outcome,
             () = stop => Ok(()),
         };
     }
@@ -241,10 +243,21 @@ async fn begin_with_past(
     Ok((recorder, written))
 }
 
-/// Records the packets of the past alone.
-async fn read_past(subject: &Subject, wanted: &Wanted, plan: Plan, since: Since) -> anyhow::Result<()> {
+/// Records the packets of the past alone, and then the notes. If there are no packets because of a failure, that is the
+/// only reason.
+async fn read_past(
+    subject: &Subject,
+    wanted: &Wanted,
+    plan: Plan,
+    since: Since,
+    notes: Option<Ask>,
+) -> anyhow::Result<()> {
     let (mut recorder, written) = begin_with_past(subject, wanted, plan, since).await?;
     recorder.wait_for_reader();
+    let mut notes = notes.filter(|_| written.is_ok());
+    while let Some(ask) = notes.take() {
+        notes = ask.answer(&mut recorder)?;
+    }
     recorder.finish(Clock::now()?.monotonic_ns)?;
     written
 }
@@ -254,7 +267,7 @@ async fn read(
     agent: StdStream,
     subject: &Subject,
     plan: Plan,
-    asks: Option<mpsc::Receiver<Ask>>,
+    mut asks: Option<mpsc::Receiver<Ask>>,
     told: Option<oneshot::Sender<RingId>>,
     stop: impl Future<Output = ()>,
 ) -> anyhow::Result<()> {
@@ -272,9 +285,17 @@ async fn read(
         Some(since) => {
             let wanted = wanted(subject, since, Some(&mut joined))?;
             if since.is_all {
-                drop(joined);
+                let past = async {
+                    // The agent has notes about a reader until the connection closes.
+                    let notes = match &mut asks {
+                        Some(asks) => timeout(NOTES, asks.recv()).await.ok().flatten(),
+                        None => None,
+                    };
+                    drop(joined);
+                    read_past(subject, &wanted, plan, since, notes).await
+                };
                 return tokio::select! {
-                    outcome = read_past(subject, &wanted, plan, since) => outcome,
+                    outcome = past => outcome,
                     () = stop => Ok(()),
                 };
             }

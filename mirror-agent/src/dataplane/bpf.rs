@@ -13,8 +13,9 @@ use super::{
     Dataplane, TapCount,
     filter_programs::LoadError,
     hooks::{AttachMode, Hooks, Method},
+    ledger::Entry,
     lock::PinsLock,
-    maps::{Maps, TapEntry},
+    maps::Maps,
     pins::Pins,
     programs::Programs,
     rings::Rings,
@@ -115,7 +116,6 @@ impl Dataplane for Bpf {
         self.maps.refresh()?;
         self.maps.settle()?;
         self.maps.clear_unused_filters()?;
-        let mut entries = self.maps.taps()?;
         self.hooks.reconnect()?;
         // Filters outlive lost pins, so they are searched for. If this agent attaches no filters and has found none,
         // there will be none.
@@ -142,14 +142,14 @@ impl Dataplane for Bpf {
             refused: self.refused.clone(),
             ..Actual::empty(self.maps.capacity())
         };
-        for device in entries.keys().copied().chain(hooked).collect::<BTreeSet<_>>() {
-            let entry = entries.remove(&device);
+        for device in self.maps.taps().keys().copied().chain(hooked).collect::<BTreeSet<_>>() {
+            let entry = self.maps.taps().get(&device);
             let (ingress, hidden_ingress) = look(device, Program::TapIngress);
             let (egress, hidden_egress) = look(device, Program::TapEgress);
             let hidden = [(Hook::Ingress, hidden_ingress), (Hook::Egress, hidden_egress)];
             let installed = ActualTap {
-                ended: entry.as_ref().map(TapEntry::ended).unwrap_or_default(),
-                tap: entry.map(|entry| entry.tap()),
+                ended: entry.map(|entry| self.maps.ended(entry)).transpose()?.unwrap_or_default(),
+                tap: entry.map(Entry::tap),
                 ingress,
                 egress,
                 hidden: hidden.into_iter().filter_map(|(hook, hidden)| Some((hook, hidden?))).collect(),
@@ -209,8 +209,7 @@ impl Dataplane for Bpf {
             }
             Op::RemoveSession(device, mirror) => self.maps.remove_session(*device, mirror),
             Op::Attach(device, which) => {
-                let program = &mut self.programs.of(*device, *which);
-                let attached = self.hooks.attach(program, self.method, *device, *which).await;
+                let attached = self.hooks.attach(&mut self.programs, self.method, *device, *which).await;
                 attached.with_context(|| format!("{} at device {device}", which.name()))?;
                 if *which == Program::Deliver {
                     self.check_second_stage(*device).await?;

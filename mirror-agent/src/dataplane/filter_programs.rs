@@ -1,14 +1,15 @@
 //! The eBPF programs of filters: loads them into the kernel, and puts them into `FILTERS`, where the tap programs call
 //! them.
 //!
-//! aya loads programs of an object file only, so this module calls bpf(2) itself. `maps` decides the slot of each
-//! filter, and `mirror_core::filter` generates the instructions. Tests and benchmarks load programs through this module
-//! too.
+//! aya loads programs of an object file only, so this module calls bpf(2) itself (`hooks/sys`). `maps` decides the slot
+//! of each filter, and `mirror_core::filter` generates the instructions. Tests and benchmarks load programs through this
+//! module too.
 
 use std::{
     ffi::CStr,
     io,
-    os::fd::{AsFd, AsRawFd as _, FromRawFd as _, OwnedFd},
+    os::fd::{AsFd, AsRawFd as _, OwnedFd},
+    ptr,
 };
 
 use anyhow::{Context as _, anyhow, bail};
@@ -17,6 +18,7 @@ use libc::{E2BIG, EACCES, EINVAL, ENOENT, EPERM};
 use nix::sys::resource::{RLIM_INFINITY, Resource, setrlimit};
 use thiserror::Error;
 
+use super::hooks::sys::{bpf, bpf_fd};
 use crate::{filter::ebpf::Insn, settings::CaptureFilter};
 
 /// The name of these programs in the kernel.
@@ -28,9 +30,9 @@ const LOG_BYTES: usize = 1 << 16;
 const LOG_LEVEL: u32 = 4;
 
 // Commands of bpf(2).
-const MAP_UPDATE_ELEM: u32 = 2;
-const MAP_DELETE_ELEM: u32 = 3;
-const PROG_LOAD: u32 = 5;
+const MAP_UPDATE_ELEM: libc::c_int = 2;
+const MAP_DELETE_ELEM: libc::c_int = 3;
+const PROG_LOAD: libc::c_int = 5;
 
 /// A loaded program of a filter. The kernel keeps it while this descriptor or an element of `FILTERS` refers to it.
 #[derive(Debug)]
@@ -167,25 +169,42 @@ impl FilterMap {
         }
     }
 
-    fn call(&self, command: u32, place: u32, value: Option<&i32>) -> io::Result<()> {
-        #[repr(C)]
-        struct Element {
-            map: u32,
-            _padding: u32,
-            key: u64,
-            value: u64,
-            flags: u64,
-        }
-        let mut element = Element {
-            map: self.0.fd().as_fd().as_raw_fd().cast_unsigned(),
-            _padding: 0,
-            key: address(&raw const place),
-            value: value.map_or(0, |value| address(value)),
-            flags: 0,
-        };
+    fn call(&self, command: libc::c_int, place: u32, value: Option<&i32>) -> io::Result<()> {
+        let value = value.map_or(ptr::null(), ptr::from_ref);
         // SAFETY: the key and the value have the sizes of the map's, and live until the call returns.
-        unsafe { bpf(command, &mut element) }.map(drop)
+        unsafe { element(command, self.0.fd(), (&raw const place).cast(), value.cast()) }
     }
+}
+
+/// Calls bpf(2) with a command for an element of a map.
+///
+/// # Errors
+///
+/// The kernel refuses, or the map has no such element.
+///
+/// # Safety
+///
+/// The key and the value have the sizes of the map's, and are valid for what the command reads and writes. A pointer
+/// that it does not use is null.
+pub unsafe fn element(
+    command: libc::c_int,
+    map: impl AsFd,
+    key: *const u8,
+    value: *const u8,
+) -> io::Result<()> {
+    /// The part of `union bpf_attr` that these commands read.
+    #[repr(C)]
+    struct Element {
+        map: u32,
+        _padding: u32,
+        key: u64,
+        value: u64,
+        flags: u64,
+    }
+    let map = map.as_fd().as_raw_fd().cast_unsigned();
+    let (key, value) = (address(key), address(value));
+    // SAFETY: guaranteed by the caller.
+    unsafe { bpf(command, &mut Element { map, _padding: 0, key, value, flags: 0 }) }.map(drop)
 }
 
 /// Loads a program. The verifier writes its messages to `log`, unless that is empty.
@@ -223,18 +242,7 @@ fn load(insns: &[Insn], log: &mut [u8]) -> io::Result<FilterProgram> {
         name,
     };
     // SAFETY: the pointers are those of buffers that live until the call returns, with their sizes.
-    let fd = unsafe { bpf(PROG_LOAD, &mut program) }?;
-    // SAFETY: the kernel has just created the descriptor, and nothing else owns it.
-    Ok(FilterProgram(unsafe { OwnedFd::from_raw_fd(fd) }))
-}
-
-/// # Safety
-///
-/// The attributes begin like those of the command in `union bpf_attr`, and the pointers in them are valid.
-unsafe fn bpf<T>(command: u32, attributes: &mut T) -> io::Result<i32> {
-    // SAFETY: the caller guarantees the attributes; the kernel takes the fields after them as zeros.
-    let code = unsafe { libc::syscall(libc::SYS_bpf, command, &raw mut *attributes, size_of::<T>()) };
-    if code < 0 { Err(io::Error::last_os_error()) } else { Ok(code as i32) }
+    unsafe { bpf_fd(PROG_LOAD, &mut program) }.map(FilterProgram)
 }
 
 fn address<T>(of: *const T) -> u64 {

@@ -25,7 +25,7 @@ mod clsact;
 mod filters;
 mod inside;
 mod survey;
-mod sys;
+pub(super) mod sys;
 mod tcx;
 #[cfg(test)]
 mod tests;
@@ -53,7 +53,7 @@ use self::{
     inside::{Inside, Places, view},
     survey::{inside_by_link, on_node, seen_inside},
 };
-use super::{pins::Pins, programs::HookProgram};
+use super::{pins::Pins, programs::Programs};
 use crate::{
     model::{Device, Hidden, IfIndex, NetnsId, Program},
     netns::{Namespaces, Netns},
@@ -263,20 +263,20 @@ impl Hooks {
     /// The kernel refuses. Then the old program, the new one or none is attached.
     pub async fn attach(
         &mut self,
-        program: &mut HookProgram<'_>,
+        programs: &mut Programs,
         method: Method,
         device: Device,
         which: Program,
     ) -> anyhow::Result<()> {
         if device.is_on_node() {
-            let attached = self.attach_at(&None, program, method, device, which).await;
+            let attached = self.attach_at(&None, programs, method, device, which).await;
             self.chains.touched((device.ifindex, which));
             return attached.map(drop);
         }
         self.inside.touched(device, which);
         self.attached.insert((device, which), false);
         let place = self.place(device, which)?;
-        let is_attached = self.attach_at(&place, program, method, device, which).await?;
+        let is_attached = self.attach_at(&place, programs, method, device, which).await?;
         self.attached.insert((device, which), is_attached);
         Ok(())
     }
@@ -285,7 +285,7 @@ impl Hooks {
     async fn attach_at(
         &self,
         place: &Place,
-        program: &mut HookProgram<'_>,
+        programs: &mut Programs,
         method: Method,
         device: Device,
         which: Program,
@@ -295,7 +295,7 @@ impl Hooks {
         let ifindex = device.ifindex;
         // Loaded here, because loading starts a thread. Started in the pod's namespace, it would keep the namespace
         // alive.
-        let program = program.get()?;
+        let program = programs.of(device, which)?;
         match method {
             Method::Tcx => {
                 run(place, || {

@@ -10,7 +10,7 @@ use mirror_common::abi::{
 };
 
 use crate::{
-    model::{Device, MirrorId, Owner, Session, TapHead, Target, TargetName},
+    model::{Device, MirrorId, Owner, Session, Tap, TapHead, Target, TargetName},
     settings::CaptureFilter,
 };
 
@@ -68,15 +68,6 @@ pub(super) struct Placed {
     pub(super) filter: Option<u32>,
     /// The mark bit of its form; 0 for none.
     pub(super) mark: u32,
-}
-
-/// A place for a filter.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum FilterPlace {
-    /// The place of an equal filter.
-    Shared(u32),
-    /// A free place.
-    Free(u32),
 }
 
 impl Placed {
@@ -158,13 +149,15 @@ impl Ledger {
         self.taps.values().any(|entry| entry.namespace_meter == Some(place))
     }
 
-    /// Returns the place of an equal filter, or a free one.
-    pub(super) fn filter_place(&self, filter: &CaptureFilter) -> Option<FilterPlace> {
-        if let Some((place, _)) = self.filters.iter().find(|(_, of)| *of == filter) {
-            return Some(FilterPlace::Shared(*place));
-        }
+    /// Returns the place of an equal filter.
+    pub(super) fn filter(&self, filter: &CaptureFilter) -> Option<u32> {
+        self.filters.iter().find(|(_, of)| *of == filter).map(|(place, _)| *place)
+    }
+
+    /// Returns a free place for a filter.
+    pub(super) fn free_filter(&self) -> Option<u32> {
         let places = (0..FILTER_PLACES).map(|offset| (self.next_filter + offset) % FILTER_PLACES);
-        free(self.filters.keys().copied().collect(), places).map(FilterPlace::Free)
+        free(self.filters.keys().copied().collect(), places)
     }
 
     /// Records that a filter was written.
@@ -217,6 +210,12 @@ impl Ledger {
 }
 
 impl Entry {
+    /// Returns the tap as a type of the model.
+    pub(super) fn tap(&self) -> Tap {
+        let sessions = self.sessions.iter().map(|(mirror, placed)| (mirror.clone(), placed.session.clone()));
+        Tap { head: self.head.clone(), sessions: sessions.collect() }
+    }
+
     /// Returns the sessions in the order in which the programs run them: the first of two with the same form copies.
     pub(super) fn in_order(&self) -> Vec<(&MirrorId, &Placed)> {
         let mut sessions: Vec<_> = self.sessions.iter().collect();
@@ -259,14 +258,13 @@ mod tests {
     /// Puts a session where the ledger says, as `maps` does.
     fn put(ledger: &mut Ledger, ifindex: u32, pod: u32, mirror: &str, target: u32, session: Session) {
         let device = Device::on_node(IfIndex(ifindex));
-        let filter =
-            session.settings.filter.as_ref().map(|filter| match ledger.filter_place(filter).unwrap() {
-                FilterPlace::Shared(place) => place,
-                FilterPlace::Free(place) => {
-                    ledger.put_filter(place, filter.clone());
-                    place
-                }
-            });
+        let filter = session.settings.filter.as_ref().map(|filter| {
+            ledger.filter(filter).unwrap_or_else(|| {
+                let place = ledger.free_filter().unwrap();
+                ledger.put_filter(place, filter.clone());
+                place
+            })
+        });
         let pod = PodId { uid: pod.to_string(), namespace: (pod % 2).to_string(), ..PodId::default() };
         let owner = Owner { pod: Some(pod), ..Owner::default() };
         let id = ledger.free_id(MAX_SESSIONS).unwrap();
@@ -353,10 +351,10 @@ mod tests {
         let filter = |port: u32| parse_filter(&format!("port {port}")).unwrap();
         let mut ledger = Ledger::default();
         for port in 0..FILTER_PLACES {
-            let Some(FilterPlace::Free(place)) = ledger.filter_place(&filter(port)) else { unreachable!() };
+            let place = ledger.free_filter().unwrap();
             ledger.put_filter(place, filter(port));
         }
-        assert_eq!(ledger.filter_place(&filter(FILTER_PLACES)), None);
-        assert_eq!(ledger.filter_place(&filter(3)), Some(FilterPlace::Shared(3)));
+        assert_eq!((ledger.filter(&filter(FILTER_PLACES)), ledger.free_filter()), (None, None));
+        assert_eq!(ledger.filter(&filter(3)), Some(3));
     }
 }

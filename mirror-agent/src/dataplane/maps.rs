@@ -25,15 +25,15 @@ use zerocopy::transmute;
 
 use super::{
     filter_programs::Filters,
-    ledger::{Entry, FilterPlace, Ledger, Placed},
+    ledger::{Entry, Ledger, Placed},
     meters::{Meters, now_ns},
     pins::Pins,
     rings::Streams,
     unread::Unread,
-    wire::{self, Places},
+    wire,
 };
 use crate::{
-    model::{Capacity, Device, Ended, IfIndex, MirrorId, Owner, PodSide, Session, Tap, TapHead},
+    model::{Capacity, Device, Ended, IfIndex, MirrorId, Owner, PodSide, Session, TapHead},
     settings::{Budget, CaptureFilter},
 };
 
@@ -66,44 +66,6 @@ pub struct Maps {
     /// The map that withholds copies from mirror interfaces without readers.
     pub(super) unread: Unread,
     ledger: Ledger,
-}
-
-/// A session in the maps.
-#[derive(Debug, Clone)]
-pub struct SessionEntry {
-    /// The session itself.
-    pub session: Session,
-    /// The exhausted budget, if any.
-    pub ended: Option<Ended>,
-    /// The rest of its budgets.
-    pub left: Budget,
-    /// Its id.
-    pub id: u32,
-    /// Its serial number, which the records of a stream have.
-    pub serial: u32,
-}
-
-/// A tap in the maps.
-#[derive(Debug, Clone)]
-pub struct TapEntry {
-    /// The tap, without its sessions.
-    pub head: TapHead,
-    /// Its sessions.
-    pub sessions: BTreeMap<MirrorId, SessionEntry>,
-}
-
-impl TapEntry {
-    /// Returns the tap as a type of the model.
-    pub fn tap(&self) -> Tap {
-        let sessions = self.sessions.iter().map(|(mirror, entry)| (mirror.clone(), entry.session.clone()));
-        Tap { head: self.head.clone(), sessions: sessions.collect() }
-    }
-
-    /// The sessions with an exhausted budget.
-    pub fn ended(&self) -> BTreeMap<MirrorId, Ended> {
-        let ended = self.sessions.iter().filter_map(|(mirror, entry)| Some((mirror.clone(), entry.ended?)));
-        ended.collect()
-    }
 }
 
 impl Maps {
@@ -202,8 +164,7 @@ impl Maps {
             let info = found(self.infos.get(&session.settings, 0))?;
             let target = ledger.targets.get(&session.target);
             let placed = info.zip(target).and_then(|(info, (target, _))| {
-                let info = transmute!(info);
-                wire::decode_session(session, &Places { info, limits, filter_hash, target })
+                wire::decode_session(session, &transmute!(info), &limits, filter_hash, target)
             });
             if let Some((_, Placed { session, filter: Some(place), .. })) = &placed {
                 ledger.filters.extend(session.settings.filter.clone().map(|filter| (*place, filter)));
@@ -222,32 +183,28 @@ impl Maps {
     }
 
     /// Every tap.
-    pub fn taps(&self) -> anyhow::Result<BTreeMap<Device, TapEntry>> {
+    pub(super) fn taps(&self) -> &BTreeMap<Device, Entry> {
+        &self.ledger.taps
+    }
+
+    /// The exhausted budget of a session, if any, and the rest of its budgets.
+    pub(super) fn budget(&self, placed: &Placed) -> anyhow::Result<(Option<Ended>, Budget)> {
+        if !placed.session.settings.is_metered() {
+            return Ok((None, Budget::default()));
+        }
+        let (limits, meter) = (self.meters.limits(placed.settings)?, self.meters.meter(placed.id)?);
         let now_ns = now_ns()?;
-        let session = |placed: &Placed| {
-            let (ended, left) = match placed.session.settings.is_metered() {
-                true => {
-                    let (limits, meter) =
-                        (self.meters.limits(placed.settings)?, self.meters.meter(placed.id)?);
-                    (budget::ended(&limits, &meter, now_ns), budget::left(&limits, &meter, now_ns))
-                }
-                false => (None, Budget::default()),
-            };
-            anyhow::Ok(SessionEntry {
-                session: placed.session.clone(),
-                ended,
-                left,
-                id: placed.id,
-                serial: placed.serial,
-            })
-        };
-        let taps = self.ledger.taps.iter().map(|(device, entry)| {
-            let sessions = entry.sessions.iter();
-            let sessions = sessions.map(|(mirror, placed)| Ok((mirror.clone(), session(placed)?)));
-            let sessions = sessions.collect::<anyhow::Result<_>>()?;
-            Ok((*device, TapEntry { head: entry.head.clone(), sessions }))
-        });
-        taps.collect()
+        Ok((budget::ended(&limits, &meter, now_ns), budget::left(&limits, &meter, now_ns)))
+    }
+
+    /// The sessions of a tap with an exhausted budget.
+    pub(super) fn ended(&self, entry: &Entry) -> anyhow::Result<BTreeMap<MirrorId, Ended>> {
+        let mut ended = BTreeMap::new();
+        for (mirror, placed) in &entry.sessions {
+            let (budget, _) = self.budget(placed)?;
+            ended.extend(budget.map(|budget| (mirror.clone(), budget)));
+        }
+        Ok(ended)
     }
 
     /// The number of filters that sessions use.
@@ -373,15 +330,15 @@ impl Maps {
 
     /// Returns the place of an equal filter in use, or loads the filter into a free place.
     fn put_filter(&mut self, filter: &CaptureFilter) -> anyhow::Result<u32> {
-        match self.ledger.filter_place(filter) {
-            Some(FilterPlace::Shared(place)) => Ok(place),
-            Some(FilterPlace::Free(place)) => {
-                self.filters.put(place, filter)?;
-                self.ledger.put_filter(place, filter.clone());
-                Ok(place)
-            }
-            None => bail!("no place is free for a filter: {FILTER_PLACES} are in use"),
+        if let Some(place) = self.ledger.filter(filter) {
+            return Ok(place);
         }
+        let place = self.ledger.free_filter();
+        let place =
+            place.ok_or_else(|| anyhow!("no place is free for a filter: {FILTER_PLACES} are in use"))?;
+        self.filters.put(place, filter)?;
+        self.ledger.put_filter(place, filter.clone());
+        Ok(place)
     }
 
     /// Removes the programs of unused filters from the map, so that their memory becomes free.

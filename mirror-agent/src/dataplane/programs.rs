@@ -59,13 +59,6 @@ pub struct Programs {
     inside_ids: BTreeMap<(Device, Program), u32>,
 }
 
-/// The program for one hook, loaded on demand.
-pub struct HookProgram<'a> {
-    programs: &'a mut Programs,
-    device: Device,
-    which: Program,
-}
-
 impl Programs {
     /// Opens the object with the pinned maps, or with new ones, and loads the programs of the taps.
     ///
@@ -134,9 +127,16 @@ impl Programs {
         self.inside = self.inside.take().filter(|(of, _)| netns.contains(of));
     }
 
-    /// Returns the program for one hook of a device.
-    pub fn of(&mut self, device: Device, which: Program) -> HookProgram<'_> {
-        HookProgram { programs: self, device, which }
+    /// Returns the program for one hook of a device, and loads it first if necessary.
+    ///
+    /// # Errors
+    ///
+    /// The kernel refuses it.
+    pub fn of(&mut self, device: Device, which: Program) -> anyhow::Result<&mut SchedClassifier> {
+        match device.is_on_node() {
+            true => loaded(&mut self.ebpf, which),
+            false => self.load_inside(device, which),
+        }
     }
 
     fn load_inside(&mut self, device: Device, which: Program) -> anyhow::Result<&mut SchedClassifier> {
@@ -183,21 +183,6 @@ impl Programs {
             };
             Some((needed, thread::Builder::new().name(LOADER.to_owned()).spawn(load).ok()?))
         });
-    }
-}
-
-impl HookProgram<'_> {
-    /// Returns the loaded program.
-    ///
-    /// # Errors
-    ///
-    /// The kernel refuses it.
-    pub fn get(&mut self) -> anyhow::Result<&mut SchedClassifier> {
-        if self.device.is_on_node() {
-            loaded(&mut self.programs.ebpf, self.which)
-        } else {
-            self.programs.load_inside(self.device, self.which)
-        }
     }
 }
 

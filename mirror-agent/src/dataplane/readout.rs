@@ -11,11 +11,7 @@ use mirror_common::{
     verdict::{Direction, Misfit, Verdict},
 };
 
-use super::{
-    maps::{Maps, SessionEntry, TapEntry},
-    pins::Pins,
-    rings::Rings,
-};
+use super::{ledger::Entry, maps::Maps, pins::Pins, rings::Rings};
 pub use crate::links::drops;
 use crate::{
     model::{Capacity, Device, Ended, MirrorId, Owner, Session, Target, TargetName},
@@ -135,27 +131,24 @@ impl Reader {
     ) -> anyhow::Result<Readout> {
         self.maps.refresh()?;
         let mut taps = Vec::new();
-        for (device, TapEntry { head, sessions: entries }) in self.maps.taps()? {
+        for (device, Entry { head, sessions: entries, .. }) in self.maps.taps() {
             let mut sessions = Vec::new();
-            for (mirror, SessionEntry { session, ended, left, id, serial }) in
-                entries.into_iter().filter(|(_, entry)| is_wanted(entry.serial, &entry.session))
-            {
-                let counters = self.maps.counters(id)?;
-                let (counts, misfits) = (counts(&counters), misfits(&counters));
-                let copied_bytes = Direction::ALL.map(|direction| counters.copied_bytes(direction));
+            for (mirror, placed) in entries.iter().filter(|(_, of)| is_wanted(of.serial, &of.session)) {
+                let (ended, left) = self.maps.budget(placed)?;
+                let counters = self.maps.counters(placed.id)?;
                 sessions.push(SessionReadout {
-                    mirror,
-                    session,
-                    serial,
+                    mirror: mirror.clone(),
+                    session: placed.session.clone(),
+                    serial: placed.serial,
                     ended,
                     left,
-                    counts,
-                    copied_bytes,
-                    misfits,
+                    counts: counts(&counters),
+                    copied_bytes: Direction::ALL.map(|direction| counters.copied_bytes(direction)),
+                    misfits: misfits(&counters),
                 });
             }
             let pod_side = head.pod_side().filter(|_| head.sees_inside());
-            taps.push(TapReadout { device, pod_side, owner: head.owner, sessions });
+            taps.push(TapReadout { device: *device, pod_side, owner: head.owner.clone(), sessions });
         }
         Ok(Readout {
             targets: self.maps.targets(),

@@ -125,23 +125,16 @@ pub(super) fn encode_info(mirror: &MirrorId, session: &Session) -> SessionInfo {
     }
 }
 
-/// The table entries that a session refers to.
-pub(super) struct Places<'a> {
-    /// Its description.
-    pub(super) info: SessionInfo,
-    /// Its limits.
-    pub(super) limits: Limits,
-    /// The hash of its filter's program.
-    pub(super) filter_hash: u64,
-    /// Its target.
-    pub(super) target: &'a TargetName,
-}
-
-/// Returns a session and its mirror. `None` if the description does not match these limits, or has an invalid name:
-/// then no agent has written it.
-pub(super) fn decode_session(wire: &abi::Session, places: &Places<'_>) -> Option<(MirrorId, Placed)> {
-    let Places { info, limits, filter_hash, target } = places;
-    let filter_hash = *filter_hash;
+/// Returns a session and its mirror, given the table entries that the session refers to: its description, its limits,
+/// the hash of its filter's program, and its target. `None` if the description does not match these limits, or has an
+/// invalid name: then no agent has written it.
+pub(super) fn decode_session(
+    wire: &abi::Session,
+    info: &SessionInfo,
+    limits: &Limits,
+    filter_hash: u64,
+    target: &TargetName,
+) -> Option<(MirrorId, Placed)> {
     let place = (wire.flags & SESSION_FILTERED != 0).then_some(wire.filter);
     let filter = place.map(|_| CaptureFilter { text: text(&info.filter), hash: filter_hash });
     let asked = |value: u64| (value != 0).then_some(value);
@@ -166,7 +159,7 @@ pub(super) fn decode_session(wire: &abi::Session, places: &Places<'_>) -> Option
     let session = Session {
         directions: Directions::from_bits(wire.directions)?,
         settings,
-        target: TargetName::clone(target),
+        target: target.clone(),
         origin: *Origin::ALL.get(info.origin as usize)?,
         asked: info.asked,
         key: (wire.key != 0).then_some(wire.key),
@@ -395,10 +388,16 @@ mod tests {
         })
     }
 
-    /// The table entries that an agent writes for a session, with the limits of another one.
-    fn places<'a>(mirror: &MirrorId, session: &'a Session, filter_hash: u64, limits: &Session) -> Places<'a> {
+    /// Decodes a session with the description that an agent writes for it, and with the limits of another one.
+    fn decoded(
+        wire: &abi::Session,
+        (mirror, session): (&MirrorId, &Session),
+        limits: &Session,
+        filter_hash: u64,
+        target: &TargetName,
+    ) -> Option<(MirrorId, Placed)> {
         let limits = budget::limits(limits, None, &Meter::default(), 7);
-        Places { info: encode_info(mirror, session), limits, filter_hash, target: &session.target }
+        decode_session(wire, &encode_info(mirror, session), &limits, filter_hash, target)
     }
 
     proptest! {
@@ -410,19 +409,21 @@ mod tests {
             let filter = first.settings.filter.as_ref().map(|_| 3);
             let placed = Placed { session: first.clone(), id: 5, settings: 5, serial: 1, target: 2, filter, mark: 0 };
             let wire = encode_session(&placed, 0, false);
-            let read = |places| decode_session(&wire, &places).map(|(_, placed)| placed.session);
+            let read = |limits, hash, target| {
+                decoded(&wire, (&mirror, &first), limits, hash, target).map(|(_, placed)| placed.session)
+            };
             let own = first.settings.filter.as_ref().map_or(0, |filter| filter.hash);
-            prop_assert_eq!(read(places(&mirror, &first, own, &first)), Some(first.clone()));
-            let elsewhere = Places { target: &second.target, ..places(&mirror, &first, own, &first) };
-            prop_assert_eq!(read(elsewhere), Some(Session { target: second.target.clone(), ..first.clone() }));
-            let filtered = read(places(&mirror, &first, hash, &first)).unwrap().settings.filter;
+            prop_assert_eq!(read(&first, own, &first.target), Some(first.clone()));
+            let elsewhere = read(&first, own, &second.target);
+            prop_assert_eq!(elsewhere, Some(Session { target: second.target.clone(), ..first.clone() }));
+            let filtered = read(&first, hash, &first.target).unwrap().settings.filter;
             prop_assert_eq!(filtered.map(|filter| filter.hash), first.settings.filter.as_ref().map(|_| hash));
             let kinds = |of: &Session| {
                 let Budget { duration, packets, bytes } = of.settings.budget;
                 let rate = of.settings.rate.map(|rate| rate.limits());
                 (rate.unwrap_or_default(), duration.is_some(), packets.is_some(), bytes.is_some())
             };
-            let limited = read(places(&mirror, &first, own, &second));
+            let limited = read(&second, own, &first.target);
             prop_assert_eq!(limited.is_some(), kinds(&first) == kinds(&second));
         }
 
@@ -505,8 +506,9 @@ mod tests {
             for (number, (mirror, placed)) in entry.in_order().into_iter().enumerate() {
                 let session = &wire.sessions[number];
                 let hash = placed.session.settings.filter.as_ref().map_or(0, |filter| filter.hash);
-                let places = places(mirror, &placed.session, hash, &placed.session);
-                prop_assert_eq!(decode_session(session, &places), Some((mirror.clone(), placed.clone())));
+                let of = &placed.session;
+                let read = decoded(session, (mirror, of), of, hash, &of.target);
+                prop_assert_eq!(read, Some((mirror.clone(), placed.clone())));
                 let is_pod_metered = is_limited && placed.session.origin != Origin::Capture;
                 prop_assert_eq!(session.flags & SESSION_POD_METERED != 0, is_pod_metered, "captures are free");
                 let form = (placed.target, placed.session.settings.snaplen);

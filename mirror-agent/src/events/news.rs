@@ -14,7 +14,7 @@ use super::Fact;
 use crate::{
     model::{MirrorId, PodId, TargetName},
     report::{Mirrored, Report, Stage},
-    select::{Skipped, Unasked, Why},
+    select::{Skipped, Why},
 };
 
 /// The delay of a change: other changes of the pod may join it, and it may be undone.
@@ -177,10 +177,9 @@ fn why(report: &Report, pod: &PodId, mirror: &MirrorId) -> String {
             }
             && skipped.why.is_of_one_mirror()
     };
-    let unasked = report.pods.as_ref().and_then(|pods| pods.get(pod).copied().flatten());
+    let unasked = report.pods.as_ref().and_then(|pods| pods.get(pod)?.as_ref());
     match (report.skipped.iter().find(is_of), unasked) {
-        (Some(skipped), _) => skipped.why.to_string(),
-        (None, Some(Unasked::OptedOut(place))) => Why::OptedOut(place).to_string(),
+        (Some(Skipped { why, .. }), _) | (None, Some(why @ Why::OptedOut(_))) => why.to_string(),
         (None, _) => "no longer requested".to_owned(),
     }
 }

@@ -33,7 +33,7 @@ fn what_stays_wrong_is_told_and_what_passes_is_not() {
         let mirror = ResourceId { namespace, name: "all".parse().unwrap() }.mirror();
         Skipped { mirror: Some(mirror), ..skip(name, None, why) }
     };
-    let network = |is_told| Why::NoSuchNetwork(Attachment { key: "fast.shop.ovn".into(), is_told });
+    let network = |is_told| Why::NoSuchNetwork { key: "fast.shop.ovn".into(), is_told };
     let error = SettingError { key: "rate", value: "fast".into(), reason: "a number is missing".into() };
     let skipped = [
         skip("a", None, Why::HostNetwork { is_asked: true }),

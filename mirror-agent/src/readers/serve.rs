@@ -3,7 +3,8 @@
 //! ```text
 //! POST /v1/packets  a line with a ReadRequest. While the server wants packets, it does not end the body
 //!   200             pcapng, as `cmd::tail` writes it, with a Note for each selected pod, or the interface, and each
-//!                   change, and one without both ("ready") after the first Notes; the counters each second and at the end
+//!                   change, and one without both ("ready") after the first Notes; the counters each second and at the
+//!                   end. The past alone has the first Notes at its end
 //! POST /v1/reports  a line with a ReportRequest
 //!   200             an array of PodReports
 //! 400, 409 (the interface cannot be read), 429 (no place for a reader), 503: the reason, as text
@@ -62,7 +63,7 @@ use crate::{
     settings::{FILTER, SETTINGS},
 };
 
-/// Maximum number of reports that are made at a time.
+/// Maximum number of readings of the node's status at a time, for reports.
 const MAX_REPORTS: usize = 2;
 /// Maximum number of streams of a connection: twice the number of requests that are served, so that other readers are
 /// refused at once.
@@ -127,13 +128,8 @@ impl Node {
     async fn pod_reports(&self, mut body: Incoming) -> Result<Response<Body>, Refused> {
         let request: ReportRequest = read_line(&mut body).await?;
         // The server gives up after some time, which ends this future.
-        let place = Arc::clone(&self.reporters).acquire_owned().await;
-        let bpffs = self.bpffs.clone();
-        let reports = on_thread(move || async move {
-            let _place = place;
-            Ok(serde_json::to_vec(&reports::answer(&bpffs, &request).await?)?)
-        });
-        outcome(reports).await.map(whole).map_err(|why| Refused(StatusCode::SERVICE_UNAVAILABLE, why))
+        let reports = reports::answer(&self.bpffs, request, &self.reporters).await;
+        reports.map(whole).map_err(|why| Refused(StatusCode::SERVICE_UNAVAILABLE, format!("{why:#}")))
     }
 
     async fn packets(&self, mut body: Incoming) -> Result<Response<Body>, Refused> {
@@ -251,7 +247,7 @@ fn parts(pipe: pipe::Receiver) -> Body {
 }
 
 /// Does work on a thread of its own, which can wait without delaying others.
-fn on_thread<T, F>(work: impl FnOnce() -> F + Send + 'static) -> JoinHandle<anyhow::Result<T>>
+pub(super) fn on_thread<T, F>(work: impl FnOnce() -> F + Send + 'static) -> JoinHandle<anyhow::Result<T>>
 where
     T: Send + 'static,
     F: Future<Output = anyhow::Result<T>>,

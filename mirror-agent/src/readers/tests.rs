@@ -10,10 +10,12 @@ use mirror_api::{
     SettingsSpec,
     packets::{ReadRequest, ReportRequest},
 };
+use mirror_core::status::NodeStatus;
 use serde_json::{Value, json};
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _, duplex},
     join,
+    sync::{Notify, Semaphore},
 };
 
 use super::*;
@@ -196,8 +198,56 @@ async fn requests_for_reports_wait_for_those_before_them() {
     }
 }
 
-#[tokio::test]
-async fn an_agent_with_another_version_learns_that_of_the_server() {
+/// Rates are measured over seconds, in which others get their answers.
+#[tokio::test(start_paused = true)]
+async fn measurements_of_rates_do_not_wait_for_each_other() {
+    let status = || async {
+        let (targets, taps) = (Vec::new(), Vec::new());
+        anyhow::Ok(NodeStatus { version: "1".into(), agent_running: true, targets, taps, notes: None })
+    };
+    let request = ReportRequest { namespace: None, name: None, interval_millis: Some(5000) };
+    let (places, begun) = (Arc::new(Semaphore::new(2)), Instant::now());
+    let answers = join_all((0..8).map(|_| reports::measure(request.clone(), &places, status))).await;
+    for answer in answers {
+        assert_eq!(answer.unwrap(), b"[]");
+    }
+    assert!(begun.elapsed() < Duration::from_secs(10), "{:?}", begun.elapsed());
+}
+
+/// Another pod can get the address of a server that is gone.
+#[tokio::test(start_paused = true)]
+async fn a_dial_ends_with_the_endpoint() {
+    let dials = Arc::new(Notify::new());
+    let dialled = Arc::clone(&dials);
+    let client = fake::client(move |_| {
+        dialled.notify_one();
+        Reply::Never
+    });
+    let (_, reports) = watch::channel(Arc::new(Report::default()));
+    let lasts = Duration::from_secs(60);
+    let node = Arc::new(Node::new(reports, PathBuf::new(), lasts));
+    let options = Options {
+        namespace: "podmirror".to_owned(),
+        service: "server".to_owned(),
+        token: PathBuf::new(),
+        max_duration: lasts,
+        bpffs: PathBuf::new(),
+    };
+    let server: SocketAddr = "192.0.2.1:10709".parse().unwrap();
+    let servers = watch::Sender::new(BTreeSet::from([server]));
+    let dial = Arc::new(Dial { options, client, node });
+    let keeping = tokio::spawn(dial.keep(server, servers.subscribe()));
+    dials.notified().await;
+    let ended = Instant::now();
+    servers.send_replace(BTreeSet::new());
+    keeping.await.unwrap();
+    assert!(ended.elapsed() < Duration::from_secs(1), "{:?}", ended.elapsed());
+}
+
+/// Otherwise a connection could have any number of tokens reviewed.
+#[tokio::test(start_paused = true)]
+async fn an_agent_with_another_version_learns_that_of_the_server_and_is_disconnected() {
+    let begun = Instant::now();
     let server = Server::new();
     let (mut agent, stream) = duplex(1 << 16);
     let asked = async move {
@@ -205,14 +255,14 @@ async fn an_agent_with_another_version_learns_that_of_the_server() {
                        Upgrade: podmirror-packets/9\r\nAuthorization: Bearer agent-1\r\n\r\n";
         agent.write_all(request.as_bytes()).await.unwrap();
         let mut answer = Vec::new();
-        while !answer.ends_with(b"this server speaks podmirror-packets/1") {
-            assert_ne!(agent.read_buf(&mut answer).await.unwrap(), 0);
-        }
+        agent.read_to_end(&mut answer).await.unwrap();
         String::from_utf8(answer).unwrap()
     };
     let (answer, ()) = join!(asked, server.agents.serve(&server.client, &server.options, stream));
     assert!(answer.starts_with("HTTP/1.1 426 Upgrade Required\r\n"), "{answer}");
     assert!(answer.contains("upgrade: podmirror-packets/1\r\n"), "{answer}");
+    assert!(answer.ends_with("this server speaks podmirror-packets/1"), "{answer}");
+    assert!(begun.elapsed() < Duration::from_secs(1), "{:?}", begun.elapsed());
     assert!(server.agents.watch().borrow().is_empty());
 }
 

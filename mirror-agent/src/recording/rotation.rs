@@ -12,7 +12,7 @@ use std::{
 
 use anyhow::bail;
 
-use super::{Progress, Summary, interfaces::Interfaces, names::Names, output::Output};
+use super::{Progress, Summary, interfaces::Interfaces, names::numbered, output::Output};
 
 /// Maximum number of existing names to skip. Only another recording that began a file within the same second can have
 /// created them.
@@ -21,7 +21,8 @@ const ATTEMPTS: u64 = 1000;
 /// The files of a rotation.
 #[derive(Debug)]
 pub(super) struct Rotation {
-    names: Names,
+    /// The path that the files' names are made from.
+    path: PathBuf,
     /// Maximum size of a file in bytes, and maximum number of files.
     bytes: u64,
     most_files: usize,
@@ -43,12 +44,11 @@ impl Rotation {
         files: u32,
         interfaces: &Interfaces,
     ) -> anyhow::Result<Self> {
-        let names = Names::of(path)?;
-        let (number, path, mut output) = create(&names, 0, interfaces.started_ns)?;
+        let (number, first, mut output) = create(path, 0, interfaces.started_ns)?;
         output.append(&interfaces.preamble())?;
         let most_files = usize::try_from(files).unwrap_or(usize::MAX).max(1);
-        let files = [(path, 0)].into();
-        Ok(Self { names, bytes, most_files, number, output, packet_bytes: 0, files })
+        let files = [(first, 0)].into();
+        Ok(Self { path: path.to_owned(), bytes, most_files, number, output, packet_bytes: 0, files })
     }
 
     /// The current file, for blocks other than packets.
@@ -117,7 +117,7 @@ impl Rotation {
         {
             remove(&oldest)?;
         }
-        let (number, path, output) = create(&self.names, self.number, time_ns)?;
+        let (number, path, output) = create(&self.path, self.number, time_ns)?;
         (self.number, self.output, self.packet_bytes) = (number, output, 0);
         self.files.push_back((path, 0));
         self.output.append(&interfaces.preamble())?;
@@ -130,11 +130,11 @@ impl Rotation {
     }
 }
 
-/// Creates the file with the next free number after this one.
-pub(super) fn create(names: &Names, number: u64, begins_ns: u64) -> anyhow::Result<(u64, PathBuf, Output)> {
+/// Creates the file with the next free number after this one. Its name is made from that of `of`.
+pub(super) fn create(of: &Path, number: u64, begins_ns: u64) -> anyhow::Result<(u64, PathBuf, Output)> {
     let mut next = number + 1;
     loop {
-        let path = names.path(next, begins_ns);
+        let path = numbered(of, next, begins_ns)?;
         match Output::create(&path) {
             Ok(output) => return Ok((next, path, output)),
             Err(error) if error.kind() == ErrorKind::AlreadyExists && next - number < ATTEMPTS => next += 1,

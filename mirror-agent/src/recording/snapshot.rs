@@ -2,11 +2,7 @@
 //!
 //! A snapshot contains only the requested interfaces. So their numbers in the file differ from those in memory.
 
-use std::{
-    collections::BTreeMap,
-    ops::RangeInclusive,
-    path::{Path, PathBuf},
-};
+use std::{collections::BTreeMap, ops::RangeInclusive, path::PathBuf};
 
 use mirror_capture::{
     blocks,
@@ -19,7 +15,6 @@ use super::{
     Clock, Recorder, SOME_INTERFACES,
     interfaces::Interfaces,
     memory::{INTERFACE, LENGTH, Memory, TIME, number, time_bytes, time_of},
-    names::Names,
     rotation,
 };
 
@@ -164,11 +159,11 @@ impl Recorder {
     pub fn save(&mut self, now_ns: u64) -> anyhow::Result<Option<(PathBuf, u64)>> {
         let now = Clock { wall_ns: self.started.wall_at(now_ns), monotonic_ns: now_ns };
         let Some((_, output, _)) = self.store.newest() else { return Ok(None) };
-        let names = Names::of(output.path.as_deref().unwrap_or(Path::new("")))?;
+        let of = output.path.clone().unwrap_or_default();
         let Some(Snapshot { bytes, packets, .. }) = self.snapshot(&Excerpt::ALL, now) else {
             return Ok(None);
         };
-        let (number, path, mut output) = rotation::create(&names, self.saved, now.wall_ns)?;
+        let (number, path, mut output) = rotation::create(&of, self.saved, now.wall_ns)?;
         self.saved = number;
         output.write(&bytes)?;
         output.close()?;

@@ -10,19 +10,30 @@
 //! namespace needs the room. If several tables are full, the shares depend on that order, so the allocation is repeated
 //! until it confirms itself. `plan` calls this module.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::{
+    collections::{BTreeMap, BTreeSet, VecDeque},
+    ops::RangeInclusive,
+};
 
 use mirror_common::abi::{MAX_FORMS, MAX_SESSIONS_PER_TAP};
 
 use super::keys;
 use crate::{
-    model::{Actual, Capacity, Desired, Device, MirrorId, Origin, Session, Tap},
+    model::{Actual, Capacity, Desired, Device, MirrorId, Origin, Place, Session, Tap},
     select::Why,
     settings::CaptureFilter,
 };
 
 /// The sessions that do not fit, each with the reason.
 pub type Unfit = BTreeMap<(Device, MirrorId), Why>;
+
+/// The ranks of sessions, whatever is installed.
+const RANKS: [RangeInclusive<Origin>; 4] = [
+    Origin::Enforced..=Origin::Enforced,
+    Origin::Policy..=Origin::Annotation(Place::Pod),
+    Origin::Capture..=Origin::Capture,
+    Origin::Reader..=Origin::Reader,
+];
 
 /// Most times that [`fit`] repeats the allocation: a bound for its time, whatever tenants ask for.
 const MOST_REPEATS: usize = 8;
@@ -71,7 +82,7 @@ pub(super) fn fits_beside(taps: &BTreeMap<Device, Tap>, actual: &Actual) -> bool
 
 /// The number of forms in which sessions copy, apart from captures.
 fn forms<'s>(sessions: impl Iterator<Item = &'s Session>) -> usize {
-    let mirrors = sessions.filter(|session| Rank::of(session.origin) < Rank::Capture);
+    let mirrors = sessions.filter(|session| session.origin < Origin::Capture);
     mirrors.map(|session| (&session.target, session.settings.snaplen)).collect::<BTreeSet<_>>().len()
 }
 
@@ -83,12 +94,12 @@ fn allocate<'i>(
 ) -> (BTreeMap<Device, Tap>, Unfit) {
     let mut taken = Taken::default();
     let (mut fitting, mut unfit) = (BTreeMap::new(), Unfit::new());
-    for rank in [Rank::Enforced, Rank::Mirror, Rank::Capture, Rank::Reader] {
+    for rank in RANKS {
         let mut turns = Turns::default();
         for (device, tap) in wanted {
             let installed =
                 installed(device).filter(|installed| installed.head.owner.is_same(&tap.head.owner));
-            let of_rank = in_order(tap).into_iter().filter(|(_, session)| Rank::of(session.origin) == rank);
+            let of_rank = in_order(tap).into_iter().filter(|(_, session)| rank.contains(&session.origin));
             for (mirror, session) in of_rank {
                 let pass = match installed.and_then(|installed| installed.sessions.get(mirror)) {
                     Some(installed) if installed == session => Pass::Unchanged,
@@ -117,26 +128,6 @@ fn allocate<'i>(
         }
     }
     (fitting, unfit)
-}
-
-/// Priority of sessions, whatever is installed.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum Rank {
-    Enforced,
-    Mirror,
-    Capture,
-    Reader,
-}
-
-impl Rank {
-    const fn of(origin: Origin) -> Self {
-        match origin {
-            Origin::Enforced => Self::Enforced,
-            Origin::Capture => Self::Capture,
-            Origin::Reader => Self::Reader,
-            _ => Self::Mirror,
-        }
-    }
 }
 
 /// The order of sessions within a rank and a namespace.

@@ -13,13 +13,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use mirror_common::abi::MAX_SESSIONS_PER_TAP;
 
 use super::{
-    BadAnnotation, Capture, Filters, Nics, Policy, Problem, Selected, Skipped, Unasked, Why,
-    attachments::{Attachments, Bad},
+    BadAnnotation, Capture, Filters, Nics, Policy, Problem, Selected, Skipped, Why,
+    attachments::Attachments,
     resources::{Author, Draft, InQueue, Read, Resources, rank},
 };
 pub use crate::annotations::{MIRROR, NICS, OVN_MIRROR, PREFIX};
 use crate::{
-    annotations::{NETWORK_STATUS, OVN_ATTACHMENT, POD_SIDE_TAPS, POD_SIDE_TAPS_WORDS},
+    annotations::{NETWORK_STATUS, POD_SIDE_TAPS, POD_SIDE_TAPS_WORDS},
     model::{Directions, MirrorId, Name, Origin, Place, Pod, PodId, Resource, Session},
     settings::{FILTER, KEYS, SettingError},
 };
@@ -75,8 +75,8 @@ pub struct Choice<'a> {
     pub wanted: Vec<Wanted<'a>>,
     /// The mirrors whose request is refused.
     pub refused: Vec<Skipped>,
-    /// Pods without a requested mirror. A capture can still select them.
-    pub unasked: BTreeMap<&'a PodId, Unasked>,
+    /// Pods without a requested mirror, and why. A capture can still select them.
+    pub unasked: BTreeMap<&'a PodId, Why>,
     /// Pods that readers of the API cannot read, and why.
     pub barred: Vec<(&'a Pod, Why)>,
     /// Invalid annotations.
@@ -126,21 +126,8 @@ struct Asked {
     nics: Nics,
 }
 
-/// A mirror of a pod that waits for a session slot.
-enum Queued<'r> {
-    /// Requested by annotations or by the policy.
-    Asked(Asked),
-    /// Requested by a resource.
-    Resource(&'r Read<'r>),
-}
-
-/// Why a mirror is not wanted.
-enum Declined {
-    /// It is not requested.
-    Unasked(Unasked),
-    /// It is requested and refused.
-    Refused,
-}
+/// A mirror of a pod that waits for a session slot, or the reason why it cannot have one.
+type Queued<'t> = (InQueue, Result<Draft<'t>, Why>);
 
 /// The annotations of one object, by mirror.
 type Said<'a> = BTreeMap<MirrorId, BTreeMap<&'a str, &'a str>>;
@@ -155,33 +142,30 @@ struct PodChoice<'c, 'a> {
 
 impl<'a> PodChoice<'_, 'a> {
     fn choose(mut self, selecting: &[&Read<'_>]) {
-        let (mut own, mut inherited) = (Said::new(), Said::new());
-        let mut queue: Vec<_> =
-            selecting.iter().map(|resource| (resource.place(), Queued::Resource(resource))).collect();
-        // Why resources that are not enforced exclude the pod.
-        let narrowed = match &self.pod.unread {
+        // `narrowed`: why resources that are not enforced exclude the pod.
+        let (annotated, narrowed) = match &self.pod.unread {
             Some(problem) if self.policy.annotations => {
-                self.refuse(None, Why::AnnotationsUnread(problem.clone()));
-                Some(Why::AnnotationsUnread(problem.clone()))
+                let why = Why::AnnotationsUnread(problem.clone());
+                self.refuse(None, why.clone());
+                (Vec::new(), Some(why))
             }
             _ => {
-                if self.policy.annotations {
-                    (own, inherited) = (self.read(Place::Pod), self.read(Place::Namespace));
-                    self.tell_strays(&own, &inherited);
-                }
-                self.annotated(&own, &inherited, &mut queue)
+                // A capture is not a mirror of the pod.
+                let is_capture = |resource: &&Read<'_>| resource.place().0 == rank(Origin::Capture);
+                self.annotated(selecting.iter().all(is_capture))
             }
         };
         let barred = self.policy.bars(&self.pod.id.namespace).or_else(|| narrowed.clone());
         self.choice.barred.extend(barred.map(|why| (self.pod, why)));
+        let mut queue = Vec::new();
+        for resource in selecting {
+            queue.push((resource.place(), resource.draft(self.pod, self.policy, narrowed.as_ref())));
+        }
+        queue.extend(annotated);
         queue.sort_by(|(a, _), (b, _)| a.cmp(b));
         let (mut mirrors, mut nics) = (BTreeMap::new(), BTreeMap::new());
         let (mut is_asked, mut places) = (false, 0);
-        for ((_, _, mirror), queued) in queue {
-            let draft = match queued {
-                Queued::Asked(asked) => self.draft(asked, &own, &inherited),
-                Queued::Resource(resource) => resource.draft(self.pod, self.policy, narrowed.as_ref()),
-            };
+        for ((_, _, mirror), draft) in queue {
             // A mirror with an invalid filter keeps its slot. So a pod never compiles more filters than it has slots.
             let placed = draft.and_then(|draft| match places {
                 MAX_SESSIONS_PER_TAP => Err(Why::TooManyMirrors),
@@ -208,41 +192,45 @@ impl<'a> PodChoice<'_, 'a> {
         }
     }
 
-    /// Adds the mirrors that annotations and the policy request. Returns why annotations exclude the pod from all
-    /// mirrors that they can narrow.
-    fn annotated<'r>(
-        &mut self,
-        own: &Said<'a>,
-        inherited: &Said<'a>,
-        queue: &mut Vec<(InQueue, Queued<'r>)>,
-    ) -> Option<Why> {
-        // A capture is not a mirror of the pod.
-        let is_capture = |((of, ..), _): &(InQueue, Queued<'r>)| *of == rank(Origin::Capture);
-        let is_unasked = queue.iter().all(is_capture);
-        let (mut unasked, mut opted_out) = (is_unasked.then_some(Unasked::NoRequest), None);
-        for mirror in mirrors(own, inherited) {
-            match self.asked(mirror.clone(), own, inherited) {
+    /// Returns the mirrors that annotations and the policy request, and why annotations exclude the pod from all mirrors
+    /// that they can narrow. `is_unasked`: no resource selects the pod.
+    fn annotated(&mut self, is_unasked: bool) -> (Vec<Queued<'a>>, Option<Why>) {
+        let (mut own, mut inherited) = (Said::new(), Said::new());
+        if self.policy.annotations {
+            (own, inherited) = (self.read(Place::Pod), self.read(Place::Namespace));
+            self.tell_strays(&own, &inherited);
+        }
+        let (mut unasked, mut opted_out) = (is_unasked.then_some(Why::NoRequest), None);
+        let mut queue = Vec::new();
+        for mirror in mirrors(&own, &inherited) {
+            match self.asked(mirror.clone(), &own, &inherited) {
                 Ok(asked) => {
                     unasked = None;
-                    queue.push(((rank(asked.origin), 0, mirror), Queued::Asked(asked)));
+                    let place = (rank(asked.origin), 0, mirror);
+                    queue.push((place, self.draft(asked, &own, &inherited)));
                 }
-                Err(Declined::Unasked(why)) => {
-                    unasked = unasked.map(|other| other.max(why));
-                    if let (true, Unasked::OptedOut(place)) = (mirror.0.is_default(), why) {
-                        opted_out = Some(Why::OptedOut(place));
+                Err(Some(why)) => {
+                    if mirror.0.is_default() && matches!(why, Why::OptedOut(_)) {
+                        opted_out = Some(why.clone());
                     }
+                    unasked = unasked.map(|other| other.max(why));
                 }
-                Err(Declined::Refused) => unasked = None,
+                Err(None) => unasked = None,
             }
         }
         if let Some(why) = unasked {
             self.choice.unasked.insert(&self.pod.id, why);
         }
-        opted_out
+        (queue, opted_out)
     }
 
-    /// Returns the request for a mirror, and records a refusal.
-    fn asked(&mut self, mirror: MirrorId, own: &Said<'a>, inherited: &Said<'a>) -> Result<Asked, Declined> {
+    /// Returns the request for a mirror, or why there is none. `None`: it is refused, and the refusal is recorded.
+    fn asked(
+        &mut self,
+        mirror: MirrorId,
+        own: &Said<'a>,
+        inherited: &Said<'a>,
+    ) -> Result<Asked, Option<Why>> {
         let mut word = |place, said: &Said<'a>| {
             let value = said.get(&mirror)?.get("mirror")?;
             let directions = parse(value);
@@ -270,24 +258,31 @@ impl<'a> PodChoice<'_, 'a> {
         }
         if self.policy.exclude_namespaces.contains(&self.pod.id.namespace) {
             return Err(match asked {
-                Some((Some(_), _)) => self.decline(mirror, Why::NamespaceExcluded),
-                _ => Declined::Unasked(Unasked::NamespaceExcluded),
+                Some((Some(_), _)) => {
+                    self.refuse(Some(mirror), Why::NamespaceExcluded);
+                    None
+                }
+                _ => Some(Why::NamespaceExcluded),
             });
         }
         // If the whole pod is mirrored, a NIC of that network is mirrored too.
         let is_missing = is_allowed && !is_for_all && !attachments.missing.is_empty();
-        for missing in attachments.missing.into_iter().filter(|_| is_missing) {
-            self.refuse(None, Why::NoSuchNetwork(missing));
+        for key in attachments.missing.into_iter().filter(|_| is_missing) {
+            let (key, is_told) = (key.to_owned(), self.pod.networks.is_told());
+            self.refuse(None, Why::NoSuchNetwork { key, is_told });
         }
         let (directions, origin) = match (asked, default) {
-            (Some((None, place)), _) => return Err(Declined::Unasked(Unasked::OptedOut(place))),
+            (Some((None, place)), _) => return Err(Some(Why::OptedOut(place))),
             (Some((Some(directions), place)), _) if is_allowed => (directions, Origin::Annotation(place)),
             // Annotations of the pod are not accepted here, except to exclude the pod.
             (_, Some(default)) => default,
-            (Some(_), None) => return Err(self.decline(mirror, Why::NamespaceNotAllowed)),
-            (None, None) if is_missing => return Err(Declined::Refused),
-            (None, None) if is_allowed => return Err(Declined::Unasked(Unasked::NoRequest)),
-            (None, None) => return Err(Declined::Unasked(Unasked::NamespaceNotAllowed)),
+            (Some(_), None) => {
+                self.refuse(Some(mirror), Why::NamespaceNotAllowed);
+                return Err(None);
+            }
+            (None, None) if is_missing => return Err(None),
+            (None, None) if is_allowed => return Err(Some(Why::NoRequest)),
+            (None, None) => return Err(Some(Why::NamespaceNotAllowed)),
         };
         Ok(Asked { origin, mirror, directions, nics })
     }
@@ -392,16 +387,9 @@ impl<'a> PodChoice<'_, 'a> {
     /// Reads the annotations of Kube-OVN: for the whole pod, and for single attachments.
     fn ovn(&mut self) -> (Option<Option<Directions>>, Attachments<'a>) {
         let pod = self.pod;
-        let attachments = Attachments::of(pod);
-        for (key, value, bad) in &attachments.bad {
-            let problem = match bad {
-                Bad::Value => Problem::Value,
-                Bad::Key => Problem::Name(format!(
-                    "use NAME.NAMESPACE{OVN_ATTACHMENT}, with the name and the namespace of a \
-                     NetworkAttachmentDefinition"
-                )),
-            };
-            self.bad(Place::Pod, (*key).to_owned(), value, problem);
+        let mut attachments = Attachments::of(pod);
+        for (key, value, problem) in attachments.bad.drain(..) {
+            self.bad(Place::Pod, key.to_owned(), value, problem);
         }
         let whole = pod.annotations.get(OVN_MIRROR).and_then(|value| match value.as_str() {
             "true" => Some(Some(Directions::Both)),
@@ -417,11 +405,6 @@ impl<'a> PodChoice<'_, 'a> {
     fn bad(&mut self, place: Place, key: String, value: &str, problem: Problem) {
         let pod = self.pod.id.clone();
         self.choice.bad.push(BadAnnotation { pod, place, key, value: value.to_owned(), problem });
-    }
-
-    fn decline(&mut self, mirror: MirrorId, why: Why) -> Declined {
-        self.refuse(Some(mirror), why);
-        Declined::Refused
     }
 
     fn refuse(&mut self, mirror: Option<MirrorId>, why: Why) {

@@ -2,10 +2,7 @@
 //!
 //! Pure. A resource with an invalid part is refused as a whole. `choose` calls this module for the resources of each pod.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    fmt,
-};
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::{Capture, Filters, Nics, Policy, Why};
 use crate::{
@@ -30,29 +27,10 @@ pub(super) const fn rank(origin: Origin) -> u32 {
     }
 }
 
-/// Why a resource is refused.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Refusal {
-    /// The resource.
-    pub resource: ResourceId,
-    /// The reason, in one word.
-    pub reason: &'static str,
-    /// The field, its value, and the problem.
-    pub message: String,
-}
-
-impl Refusal {
-    /// The reason for a filter that cannot be used.
-    const INVALID_FILTER: &str = "InvalidFilter";
-    /// The reason for any other field that cannot be used.
-    const INVALID_SPEC: &str = "InvalidSpec";
-}
-
-impl fmt::Display for Refusal {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}: {}", self.resource, self.message)
-    }
-}
+/// The reason for a filter that cannot be used.
+const INVALID_FILTER: &str = "InvalidFilter";
+/// The reason for any other field that cannot be used.
+const INVALID_SPEC: &str = "InvalidSpec";
 
 /// A resource, or the request of a reader, that selects pods of this node.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -124,11 +102,11 @@ impl Draft<'_> {
             let set = self.session.settings.set_with(FILTER, text, |text| filters.get(text));
             set.map_err(|error| match author {
                 Author::Annotation(place) => Why::BadSetting(place, error),
-                Author::Resource(id) => Why::Refused(Refusal {
+                Author::Resource(id) => Why::Refused {
                     resource: id.clone(),
-                    reason: Refusal::INVALID_FILTER,
+                    reason: INVALID_FILTER,
                     message: format!("spec.{error}"),
-                }),
+                },
             })?;
         }
         Ok((self.session, self.nics))
@@ -235,7 +213,7 @@ impl Why {
     /// The reason in one word, and an explanation for the author of a resource.
     fn told(&self) -> (&'static str, String) {
         match self {
-            Self::Refused(Refusal { reason, message, .. }) => (reason, message.clone()),
+            Self::Refused { reason, message, .. } => (reason, message.clone()),
             why => (why.name(), why.to_string()),
         }
     }
@@ -252,9 +230,9 @@ pub fn refusal(resource: &Resource) -> Option<(&'static str, String)> {
 
 /// Parses the request of a resource, or of a reader of the API.
 fn asks<'r>(resource: &'r Resource, reader: Option<&Capture>, policy: &Policy) -> Result<Draft<'r>, Why> {
-    let refuse = |reason, message| Why::Refused(Refusal { resource: resource.id.clone(), reason, message });
+    let refuse = |message| Why::Refused { resource: resource.id.clone(), reason: INVALID_SPEC, message };
     let Request { nics, directions, settings, filter, target } =
-        resource.request.as_ref().map_err(|problem| refuse(Refusal::INVALID_SPEC, problem.clone()))?;
+        resource.request.as_ref().map_err(|problem| refuse(problem.clone()))?;
     // The node's defaults do not apply: no spec could express "no limit", and flags of a node would change an enforced
     // mirror. The seed of samples is the same on all nodes.
     let settings = Settings { seed: policy.settings.seed, ..settings.clone() };
@@ -268,7 +246,7 @@ fn asks<'r>(resource: &'r Resource, reader: Option<&Capture>, policy: &Policy) -
         None => Nics::default(),
         Some(names) => Nics::parse(&names.join(",")).map_err(|reason| {
             let error = SettingError { key: "nics", value: names.join(","), reason };
-            refuse(Refusal::INVALID_SPEC, format!("spec.{error}"))
+            refuse(format!("spec.{error}"))
         })?,
     };
     let (target, origin) = match reader {

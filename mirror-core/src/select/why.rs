@@ -7,10 +7,11 @@ use std::fmt;
 
 use mirror_common::{abi::MAX_SESSIONS_PER_TAP, verdict::Direction};
 
-use super::{Attachment, MOST_NICS, PREFIX, Refusal};
+use super::{MIRROR, MOST_NICS, PREFIX};
 use crate::{
+    annotations::NETWORK_STATUS,
     coverage::Way,
-    model::{Hidden, Place, PodId, TargetName},
+    model::{Hidden, Place, PodId, ResourceId, TargetName},
     settings::SettingError,
 };
 
@@ -33,7 +34,12 @@ pub enum Why {
     /// The mirror requests the loopback interface.
     Loopback,
     /// An annotation of Kube-OVN requests the NICs of a network, but no NIC of the pod is in that network.
-    NoSuchNetwork(Attachment),
+    NoSuchNetwork {
+        /// The key of the annotation.
+        key: String,
+        /// Whether the pod has Multus' annotation with the networks of its NICs.
+        is_told: bool,
+    },
     /// The NIC, of this kind, has no veth peer on the node.
     NoHostInterface(String),
     /// The NIC can be tapped only inside the pod, and the administrator or the pod has disabled that.
@@ -57,15 +63,25 @@ pub enum Why {
     /// An annotation cannot be used. The mirror is refused, because an invalid filter must not select all packets.
     BadSetting(Place, SettingError),
     /// The Mirror or ClusterMirror that selects the pod is invalid.
-    Refused(Refusal),
-    /// An annotation disables mirroring of the pod, and the Mirror or ClusterMirror that selects it is not enforced.
-    OptedOut(Place),
+    Refused {
+        /// The Mirror or ClusterMirror.
+        resource: ResourceId,
+        /// The reason, in one word.
+        reason: &'static str,
+        /// The field, its value, and the problem.
+        message: String,
+    },
     /// The annotations of the pod or of its namespace cannot be read, for this reason. One of them could be a filter.
     AnnotationsUnread(String),
-    /// The node's policy excludes the pod's namespace.
-    NamespaceExcluded,
+    // For a pod without a requested mirror, the last one of the following reasons counts.
+    /// No annotation, resource or policy requests a mirror of the pod.
+    NoRequest,
     /// The node's policy accepts requests only from other namespaces.
     NamespaceNotAllowed,
+    /// An annotation disables mirroring of the pod. Only an enforced ClusterMirror ignores it.
+    OptedOut(Place),
+    /// The node's policy excludes the pod's namespace.
+    NamespaceExcluded,
     /// No target of this name exists.
     NoSuchTarget(String),
     /// The MirrorTarget of this name is not a target of this node, for this reason.
@@ -95,7 +111,7 @@ impl Why {
 
     /// Whether the reason is transient: true of every pod for a moment while it starts.
     pub const fn is_passing(&self) -> bool {
-        matches!(self, Self::NoNetns | Self::NoNic | Self::NoSuchNetwork(Attachment { is_told: false, .. }))
+        matches!(self, Self::NoNetns | Self::NoNic | Self::NoSuchNetwork { is_told: false, .. })
     }
 
     /// Whether the reason concerns one mirror of a pod, not the pod or one of its NICs.
@@ -103,7 +119,7 @@ impl Why {
         matches!(
             self,
             Self::BadSetting(..)
-                | Self::Refused(_)
+                | Self::Refused { .. }
                 | Self::OptedOut(_)
                 | Self::AnnotationsUnread(_)
                 | Self::NoSuchTarget(_)
@@ -111,7 +127,7 @@ impl Why {
                 | Self::TargetNotAllowed(_)
                 | Self::NoSuchNic
                 | Self::Loopback
-                | Self::NoSuchNetwork(_)
+                | Self::NoSuchNetwork { .. }
                 | Self::NamespaceExcluded
                 | Self::NamespaceNotAllowed
                 | Self::TooManyMirrors
@@ -140,7 +156,7 @@ impl Why {
             Self::NoNic => "NoNic",
             Self::NoSuchNic => "NoSuchNic",
             Self::Loopback => "Loopback",
-            Self::NoSuchNetwork(_) => "NoSuchNetwork",
+            Self::NoSuchNetwork { .. } => "NoSuchNetwork",
             Self::NoHostInterface(_) => "NoHostInterface",
             Self::TapsInsideOff => "TapsInsideOff",
             Self::TooManyNics => "TooManyNics",
@@ -152,9 +168,10 @@ impl Why {
             Self::TunnelInTunnel(_) => "TunnelInTunnel",
             Self::NoSuchPod(_) => "NoSuchPod",
             Self::BadSetting(..) => "BadSetting",
-            Self::Refused(_) => "Refused",
+            Self::Refused { .. } => "Refused",
             Self::OptedOut(_) => "OptedOut",
             Self::AnnotationsUnread(_) => "AnnotationsUnread",
+            Self::NoRequest => "NoRequest",
             Self::NamespaceExcluded => "NamespaceExcluded",
             Self::NamespaceNotAllowed => "NamespaceNotAllowed",
             Self::NoSuchTarget(_) => "NoSuchTarget",
@@ -167,118 +184,6 @@ impl Why {
             Self::TooManyMirrors => "TooManyMirrors",
             Self::NoRoom(_) => "NoRoom",
             Self::FilterRefused(_) => "FilterRefused",
-        }
-    }
-
-    /// How to resolve it, in one or two sentences.
-    pub const fn remedy(&self) -> &'static str {
-        match self {
-            Self::HostNetwork { .. } => {
-                "Only a pod without hostNetwork can be mirrored. `mirror-agent tail` can read an interface of the node."
-            }
-            Self::NoNetns => {
-                "Wait until the pod runs. If it runs, check that the agent sees the node's processes (hostPID)."
-            }
-            Self::NetnsUnreadable(_) => {
-                "The agent tries again. If the reason stays, compare its rights with docs/security.md and restart the pod."
-            }
-            Self::NoNic => {
-                "Wait until the CNI has connected the pod. If it does not, look at the Events of the pod."
-            }
-            Self::NoSuchNic => {
-                "If podmirror.io/nics contains the name, correct it. Otherwise find out what removed the NIC. `ip link` inside \
-                 the pod lists its NICs."
-            }
-            Self::Loopback => "Remove the name from podmirror.io/nics.",
-            Self::NoSuchNetwork(_) => {
-                "Wait until Multus has written its annotation. If it exists, correct the name in the annotation of Kube-OVN."
-            }
-            Self::NoHostInterface(_) => {
-                "This NIC does not connect the pod to a network by itself. To mirror it anyway, name it in podmirror.io/nics."
-            }
-            Self::TapsInsideOff => {
-                "Enable taps inside pods: set --pod-side-taps=auto on the agent, and remove the annotation \
-                 podmirror.io/pod-side-taps: \"off\" from the pod."
-            }
-            Self::TooManyNics => "Name the NICs to mirror in podmirror.io/nics.",
-            Self::NoRelayDevice(_) => {
-                "The agent tries again. `mirror-agent tail` reads the packets of this NIC without a relay device."
-            }
-            Self::TappedFor(_) => {
-                "Wait until the other pod is deleted. A device can be tapped for one pod only."
-            }
-            Self::MirrorInterface(_) => {
-                "Choose another mirror interface (--mirror-iface, --define-target) that is not connected to this device."
-            }
-            Self::NoSuchInterface => {
-                "Correct the name. `ip link` on the node shows the names of its interfaces."
-            }
-            Self::NotEthernet => "Choose an interface whose packets are Ethernet frames.",
-            Self::TunnelInTunnel(_) => "Choose a target that is not a tunnel.",
-            Self::NoSuchPod(_) => {
-                "Name a pod of this node. `kubectl get pod -o wide` shows the node of each pod."
-            }
-            Self::BadSetting(..) => "Correct the annotation. Until then, this mirror copies nothing.",
-            Self::Refused(_) => {
-                "Correct the Mirror or ClusterMirror with kubectl edit. Until then, it copies nothing."
-            }
-            Self::OptedOut(_) => {
-                "If the pod should be mirrored, remove the annotation. An enforced ClusterMirror ignores it."
-            }
-            Self::AnnotationsUnread(_) => {
-                "Remove annotations of podmirror.io/ that are not needed. Only enforced ClusterMirrors mirror such a pod."
-            }
-            Self::NamespaceExcluded => {
-                "Only the administrator can change this: the namespace is in --exclude-namespaces of the agent."
-            }
-            Self::NamespaceNotAllowed => {
-                "Only the administrator can change this, by adding the namespace to --allow-namespaces of the agent."
-            }
-            Self::NoSuchTarget(_) => {
-                "Name a target that `mirror-agent status` lists on this node, or ask the administrator to add this one."
-            }
-            Self::TargetRefused(..) => "Ask the administrator to correct the MirrorTarget.",
-            Self::TargetNotAllowed(_) => {
-                "Name another target, or ask the administrator to change allowedNamespaces of the MirrorTarget or the labels \
-                 of the namespace."
-            }
-            Self::Hidden(_, Hidden::NoHook) => {
-                "Replace the ingress qdisc by a clsact qdisc, or mirror the other direction only."
-            }
-            Self::Hidden(_, Hidden::AtExit(_)) => {
-                "Find out which process in the pod attached it, and remove it. Until then, treat the copies as untrusted."
-            }
-            Self::Hidden(..) => {
-                "If packets are missing, move the other program or filter after the mirror, or remove it."
-            }
-            Self::Bypassed(_, Way::Peer) => {
-                "Enable taps inside pods: set --pod-side-taps=auto, and remove the annotation podmirror.io/pod-side-taps: \
-                 \"off\". Or configure the CNI to deliver to the node side of the veth: \
-                 bpf.hostLegacyRouting=true in the chart of Cilium, bpfRedirectToPeer: Disabled in Calico's \
-                 FelixConfiguration. docs/networks.md has the exceptions."
-            }
-            Self::Bypassed(_, Way::L3s) => {
-                "Create the ipvlan in mode l2 or l3, where all packets pass the hooks of the NIC."
-            }
-            Self::Bypassed(_, Way::Unseen) => {
-                "Look for an XDP program on the device (`ip link` shows it), and inside the pod for other programs at the \
-                 hooks of the NIC (`bpftool net`). docs/operations.md explains the comparison."
-            }
-            Self::Removed(_) => {
-                "Find out what in the pod removes tc filters or qdiscs, or moves the NIC. On Linux 6.6 and newer, pods cannot \
-                 remove podmirror's program."
-            }
-            Self::Uncut(..) => {
-                "Move the other program after podmirror's, or remove it. A mirror without a snap length does not need the \
-                 program that truncates copies, unless its target is a tunnel."
-            }
-            Self::TooManyMirrors => "Delete a mirror of this pod, or stop a capture of it.",
-            Self::NoRoom(_) => {
-                "Delete mirrors on this node, or use fewer different filters. docs/choosing.md lists the limits."
-            }
-            Self::FilterRefused(_) => {
-                "Write a shorter or simpler filter. docs/filters.md lists what is refused."
-            }
         }
     }
 }
@@ -305,7 +210,19 @@ impl fmt::Display for Why {
                 )
             }
             Self::Loopback => write!(f, "the loopback interface of a pod cannot be mirrored"),
-            Self::NoSuchNetwork(attachment) => attachment.fmt(f),
+            Self::NoSuchNetwork { key, is_told: true } => {
+                write!(
+                    f,
+                    "{key} requests the NICs of a network that {NETWORK_STATUS} lists for no NIC of the pod"
+                )
+            }
+            Self::NoSuchNetwork { key, is_told: false } => {
+                write!(
+                    f,
+                    "{key} requests the NICs of a network, but the pod has no annotation {NETWORK_STATUS} yet, which says \
+                     the network of each NIC"
+                )
+            }
             Self::NoHostInterface(kind) => {
                 write!(f, "an interface of kind {kind:?} has no veth peer on the node to tap")
             }
@@ -334,7 +251,14 @@ impl fmt::Display for Why {
             }
             Self::NoSuchPod(pod) => write!(f, "no pod {pod} is on this node"),
             Self::BadSetting(place, error) => write!(f, "{place} {PREFIX}{error}"),
-            Self::Refused(refusal) => refusal.fmt(f),
+            Self::Refused { resource, message, .. } => write!(f, "{resource}: {message}"),
+            Self::NoRequest => {
+                write!(
+                    f,
+                    "no mirror is requested: neither the pod nor its namespace has {MIRROR}, and the agent runs without \
+                     --enable-mirror"
+                )
+            }
             Self::OptedOut(Place::Pod) => write!(f, "the pod opts out: an annotation on it is \"false\""),
             Self::OptedOut(Place::Namespace) => {
                 write!(f, "its namespace opts out: an annotation on it is \"false\"")

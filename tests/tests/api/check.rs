@@ -27,7 +27,7 @@ fn found<'r>(report: &'r Value, check: &str) -> Vec<(&'r str, &'r str)> {
 }
 
 /// Writes an object and its status. No kubelet or controller runs here to write the status.
-fn apply(api: &Api, mut object: Value, status: Value) {
+pub(crate) fn apply(api: &Api, mut object: Value, status: Value) {
     object["metadata"]["namespace"] = api.namespace().into();
     api.kubectl_with("apply --server-side -f -", &object.to_string());
     let metadata = json!({ "name": object["metadata"]["name"] });

@@ -9,6 +9,7 @@ mod absence;
 mod aggregation;
 mod check;
 mod controller;
+mod dashboard;
 mod events;
 mod examples;
 mod many;
@@ -20,6 +21,7 @@ mod plugin;
 mod resources;
 mod roles;
 mod selection;
+mod sysdump;
 mod targets;
 mod watching;
 

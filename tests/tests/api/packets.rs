@@ -5,6 +5,7 @@
 mod agents;
 mod bounds;
 mod merging;
+mod nodes;
 mod past;
 mod reasons;
 mod renewal;

@@ -21,6 +21,8 @@ use serde_json::{Value, json};
 
 /// The time after which `tail` has counters of packets that it has read.
 const COUNTED: Duration = Duration::from_secs(5);
+/// The exit code of `tail` if a part of the packets is missing.
+const INCOMPLETE: i32 = 3;
 
 /// The plugin with these arguments, for the namespace of the story.
 pub(crate) fn plugin(cluster: &Cluster, words: &[&str]) -> Command {
@@ -211,7 +213,9 @@ fn a_tail_that_is_killed_or_refused_leaves_no_tap() {
         let packets = PacketFile::read(reading.path()).packets.len();
         check(packets > 0, || "the next agent gives no packets yet".into())
     });
-    let file = reading.stop();
+    reading.interrupt();
+    let (code, file) = reading.end();
+    assert_eq!(code, Some(INCOMPLETE), "{:#?}", file.comments);
     assert_eq!(file.interfaces.len(), 2, "one of each agent's stream: {:?}", file.interfaces);
     assert!(file.statistics.iter().all(|(_, lost)| *lost == 0), "{:?}", file.statistics);
 

@@ -82,13 +82,14 @@ pub fn bring(programs: &[Program]) -> Result<()> {
     if missing.is_empty() { Ok(()) } else { install_packages(&missing) }
 }
 
-/// The environment variable with the path of promtool.
+/// The environment variable with the path of promtool. Prometheus is in the same directory.
 pub const PROMTOOL: &str = "MIRROR_PROMTOOL";
 
 /// Returns promtool, Prometheus' linter for metrics and rules. Debian's package would start a server, so it is only
 /// unpacked, into the cache.
 pub fn promtool() -> Result<PathBuf> {
-    if let Some(promtool) = find("promtool") {
+    let found = find("promtool").filter(|promtool| promtool.with_file_name("prometheus").is_file());
+    if let Some(promtool) = found {
         return Ok(promtool);
     }
     let dir = cache_dir()?.join("promtool");

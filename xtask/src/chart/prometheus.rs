@@ -1,5 +1,5 @@
-//! Checks the objects for the Prometheus operator: monitors reach the port of the metrics, and alerts name metrics that
-//! exist.
+//! Checks the objects for the Prometheus operator and Grafana: monitors reach the port of the metrics, alerts and the
+//! dashboard name metrics that exist, and alerts have a runbook.
 //!
 //! The API server, the operator and Prometheus accept a monitor that selects nothing, and an alert on an unknown
 //! metric. Only missing series and alerts would show such mistakes.
@@ -23,27 +23,57 @@ pub(super) const PAGE: &str = "docs/metrics.md";
 pub(super) const METRICS_PATH: &str = "/metrics";
 /// The labels that the operator gives to the targets of both kinds of monitors.
 const OF_TARGET: [&str; 6] = ["container", "endpoint", "instance", "job", "namespace", "pod"];
-/// A metric of kube-state-metrics, and its labels.
-const FOREIGN: (&str, [&str; 2]) = ("kube_daemonset_status_number_unavailable", ["daemonset", "namespace"]);
-/// The words of PromQL in the alerts.
-const PROMQL: [&str; 6] = ["by", "max", "min", "or", "sum", "unless"];
+/// Metrics of kube-state-metrics and of every process, and their labels.
+const FOREIGN: [(&str, &[&str]); 3] = [
+    ("kube_daemonset_status_number_unavailable", &["daemonset", "namespace"]),
+    ("process_cpu_seconds_total", &[]),
+    ("process_resident_memory_bytes", &[]),
+];
+/// The words of PromQL in the alerts and the dashboard.
+const PROMQL: [&str; 13] =
+    ["and", "by", "count", "group_left", "max", "min", "on", "or", "rate", "sum", "time", "topk", "unless"];
+/// The key of the dashboard in its ConfigMap.
+const DASHBOARD: &str = "podmirror.json";
+/// The page with a section for each alert.
+const RUNBOOKS: &str = "docs/runbooks.md";
+/// The tests of the alerts for promtool.
+const TESTS: &str = "xtask/chart/alerts.yaml";
 
 type Labels = BTreeSet<String>;
 type Metrics = BTreeMap<String, Labels>;
 
-/// Checks monitors and alerts, and returns the groups of rules as files for Prometheus.
+/// Checks monitors, alerts and the dashboard, and returns the groups of rules as files for Prometheus.
 pub(super) fn check(objects: &[Value]) -> Result<Vec<String>> {
-    let page = fs::read_to_string(workspace::root().join(PAGE)).context(PAGE)?;
-    let (metrics, labels) = (documented(&page), monitors(objects)?);
+    let read = |page: &str| fs::read_to_string(workspace::root().join(page)).context(page.to_owned());
+    let (metrics, labels, runbooks) = (documented(&read(PAGE)?), monitors(objects)?, read(RUNBOOKS)?);
     let mut files = Vec::new();
     for rules in objects.iter().filter(|object| object["kind"] == "PrometheusRule") {
         for alert in items(&rules["spec"]["groups"]).flat_map(|group| items(&group["rules"])) {
-            check_names(alert, &metrics, &labels).with_context(|| alert["alert"].to_string())?;
+            let checked =
+                check_names(alert, &metrics, &labels).and_then(|()| check_runbook(alert, &runbooks));
+            checked.with_context(|| alert["alert"].to_string())?;
         }
         // JSON is YAML too.
         files.push(rules["spec"].to_string());
     }
+    for dashboard in objects.iter().filter_map(|object| object["data"][DASHBOARD].as_str()) {
+        let dashboard: Value = serde_json::from_str(dashboard).context(DASHBOARD)?;
+        for query in items(&dashboard["panels"]).flat_map(|panel| items(&panel["targets"])) {
+            check_names(query, &metrics, &labels).with_context(|| query["expr"].to_string())?;
+        }
+    }
     Ok(files)
+}
+
+/// Checks that an alert links to its section of the page.
+fn check_runbook(alert: &Value, page: &str) -> Result<()> {
+    let name = alert["alert"].as_str().unwrap_or_default();
+    let link = alert["annotations"]["runbook_url"].as_str().unwrap_or_default();
+    let section = format!("{RUNBOOKS}#{}", name.to_lowercase());
+    ensure!(link.ends_with(&section), "runbook_url is {link:?}, and not {section}");
+    let has_section = page.lines().any(|line| line.strip_prefix("## ") == Some(name));
+    ensure!(has_section, "{RUNBOOKS} has no section {name}");
+    Ok(())
 }
 
 /// Checks that the monitors reach the metrics of each workload, and returns the labels of their targets.
@@ -122,8 +152,8 @@ pub(super) fn items(list: &Value) -> impl Iterator<Item = &Value> {
 
 /// The metrics in the first cells of the page's tables, with their labels. `{…}` repeats the labels before it.
 pub(super) fn documented(page: &str) -> Metrics {
-    let (foreign, labels) = FOREIGN;
-    let mut metrics = Metrics::from([(foreign.to_owned(), labels.map(str::to_owned).into())]);
+    let owned = |labels: &[&str]| labels.iter().map(|label| (*label).to_owned()).collect::<Labels>();
+    let mut metrics = Metrics::from(FOREIGN.map(|(name, labels)| (name.to_owned(), owned(labels))));
     let mut labels = Labels::new();
     let rows = page.lines().filter(|line| line.starts_with("| `podmirror_"));
     let cells = rows.filter_map(|row| row.split(" | ").next());
@@ -137,8 +167,8 @@ pub(super) fn documented(page: &str) -> Metrics {
     metrics
 }
 
-/// Checks that an alert's expression has metrics and PromQL, and in lists of labels those of these metrics or of their
-/// targets, and that its texts contain only labels that the expression names.
+/// Checks that the expression of an alert or a query has metrics and PromQL, and in lists of labels those of these
+/// metrics or of their targets, and that the alert's texts contain only labels that the expression names.
 pub(super) fn check_names(alert: &Value, metrics: &Metrics, of_target: &Labels) -> Result<()> {
     let expression = alert["expr"].as_str().context("there is no expression")?;
     let (mut known, mut labels, mut is_list) = (of_target.clone(), BTreeSet::new(), false);
@@ -153,7 +183,8 @@ pub(super) fn check_names(alert: &Value, metrics: &Metrics, of_target: &Labels) 
                 None => bail!("{word} is no metric of {PAGE}"),
             }
         }
-        is_list = part.ends_with('{') || part.ends_with('(') && words(part).last() == Some("by");
+        is_list =
+            part.ends_with('{') || part.ends_with('(') && matches!(words(part).last(), Some("by" | "on"));
     }
     if let Some(label) = labels.iter().find(|label| !known.contains(**label)) {
         bail!("{label} is no label of the metrics in the expression");
@@ -172,7 +203,7 @@ fn words(text: &str) -> impl Iterator<Item = &str> {
     words.filter(|word| word.starts_with(|c: char| c.is_ascii_alphabetic()))
 }
 
-/// Checks files of rules with promtool: the expressions, and the templates of the texts.
+/// Checks files of rules with promtool: the expressions, and the templates of the texts. Runs the tests of the alerts.
 pub(super) fn check_syntax(files: &BTreeSet<String>) -> Result<()> {
     ensure!(!files.is_empty(), "no values make a PrometheusRule");
     let promtool = match programs::promtool() {
@@ -182,12 +213,13 @@ pub(super) fn check_syntax(files: &BTreeSet<String>) -> Result<()> {
         }
         promtool => promtool?,
     };
-    let mut check = command(promtool);
+    let mut check = command(&promtool);
     check.args(["check", "rules"]);
     for (number, rules) in files.iter().enumerate() {
         let file = workspace::root().join(format!("target/chart/rules-{number}.yaml"));
         fs::write(&file, rules).with_context(|| file.display().to_string())?;
         check.arg(file);
     }
-    check.run().context("Prometheus would refuse the alerts")
+    check.run().context("Prometheus would refuse the alerts")?;
+    command(&promtool).args(["test", "rules", TESTS]).current_dir(workspace::root()).run()
 }

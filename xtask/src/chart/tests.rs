@@ -80,6 +80,7 @@ fn an_alert_names_metrics_that_exist_and_labels_that_they_have() {
     for expression in [
         "sum by (node, reason) (podmirror_pods_not_mirrored{reason!~\"OptedOut|(x)\"}) > 0.5e2",
         "kube_daemonset_status_number_unavailable{daemonset=\"podmirror\"} > 0 unless podmirror_taps",
+        "sum by (node) (rate(podmirror_bytes_total{pod=\"$pod\"}[5m])) and on (node) podmirror_taps",
     ] {
         check(expression, "").unwrap();
     }
@@ -92,11 +93,25 @@ fn an_alert_names_metrics_that_exist_and_labels_that_they_have() {
         ("podmirror_target_up{state=\"down\"} == 0", "", "state is no label"),
         ("podmirror_target_up{podmirror_taps=\"1\"} == 0", "", "podmirror_taps is no label"),
         ("min by (node, extent) (podmirror_target_up) == 0", "", "extent is no label"),
+        ("podmirror_taps and on (instance) podmirror_taps_max", "", "instance is no label"),
         ("min by (node) (podmirror_target_up) == 0", "{{ $labels.target }}", "a text has the label target"),
     ] {
         let found = format!("{:#}", check(expression, text).unwrap_err());
         assert!(found.contains(error), "{expression}: {found}");
     }
+}
+
+#[test]
+fn every_alert_is_tested_when_it_fires_and_when_it_does_not() {
+    let rules: Value = serde_saphyr::from_str(&read("deploy/chart/files/alerts.yaml")).unwrap();
+    let tests: Value = serde_saphyr::from_str(include_str!("../../chart/alerts.yaml")).unwrap();
+    let tests =
+        prometheus::items(&tests["tests"]).flat_map(|test| prometheus::items(&test["alert_rule_test"]));
+    let tests: BTreeSet<_> =
+        tests.map(|test| (test["alertname"].to_string(), test["exp_alerts"][0].is_object())).collect();
+    let alerts = prometheus::items(&rules["groups"][0]["rules"]).map(|rule| rule["alert"].to_string());
+    let both: BTreeSet<_> = alerts.flat_map(|alert| [(alert.clone(), false), (alert, true)]).collect();
+    assert_eq!(tests, both);
 }
 
 #[test]

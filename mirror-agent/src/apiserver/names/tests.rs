@@ -139,4 +139,8 @@ fn pods_and_names_have_a_bound() {
         std::iter::from_fn(|| Some(all.new_names().len()).filter(|names| *names > 0)).collect();
     assert_eq!(blocks.iter().sum::<usize>(), MAX_OBJECTS);
     assert!(blocks.iter().all(|names| *names <= MAX_NAMES));
+    // An address that changes hands has no wrong name.
+    all.take(pod("new", Some("a"), "10.0.0.0"));
+    assert_eq!(all.new_names(), [(IpAddr::from([10, 0, 0, 0]), "new.shop".to_owned())]);
+    assert_eq!((all.names.len(), all.messages.len()), (MAX_OBJECTS, about.len()));
 }

@@ -41,15 +41,21 @@ const PENDING: usize = 256 << 10;
 /// Maximum number of nodes of a request, and of interfaces of a stream.
 const MAX_NODES: usize = 256;
 const MAX_INTERFACES: usize = 4096;
-/// Maximum number of pods and NICs with notes, and of bytes of a text.
+/// Maximum number of pods and NICs with notes, and of bytes of all notes and of a text.
 const MAX_NOTES: usize = 10_000;
+const MAX_NOTES_BYTES: usize = 1 << 20;
 const MAX_TEXT: usize = 1024;
+/// Maximum length of `NAMESPACE/NAME` in bytes.
+const MAX_POD: usize = 63 + 1 + 253;
 /// Maximum number of causes in a refusal.
 const MAX_CAUSES: usize = 20;
 /// What a request watches.
-const OBJECTS: &str = "pods and Services";
+const PODS: &str = "pods";
+const SERVICES: &str = "Services";
 /// The nodes that a request has no room for.
 const OTHERS: &str = "other nodes";
+/// Pods of the past alone that labels cannot select.
+const ENDED: &str = "ended pods";
 /// The reason why there are no packets of the past.
 const NO_RECORD: &str = "NoPast";
 const APPLICATION: &str = concat!("podmirror ", env!("PODMIRROR_VERSION"));
@@ -115,6 +121,8 @@ pub(super) struct Stream {
     failures: BTreeMap<String, Refusal>,
     /// The reason and the message for each pod, and NIC after a space, that is not read; `None`: it is read.
     notes: BTreeMap<String, Option<(String, String)>>,
+    /// The size of the notes in bytes.
+    note_bytes: usize,
     /// The UIDs of the pods that have been read.
     covered: BTreeSet<String>,
     /// Whether there was an interface of a node's own pod.
@@ -141,6 +149,7 @@ impl Stream {
             known: BTreeSet::new(),
             failures: BTreeMap::new(),
             notes: BTreeMap::new(),
+            note_bytes: 0,
             covered: BTreeSet::new(),
             is_read: false,
             writer: Writer::begin(&mut pending, &section),
@@ -150,18 +159,19 @@ impl Stream {
         })
     }
 
-    /// Takes an event of the watch in, or why it has failed. Returns whether to [`Self::join`].
-    pub(super) fn see(&mut self, seen: Result<Seen, String>) -> bool {
+    /// Takes an event in, or why the watch of pods, or else of Services, has failed. Returns whether to [`Self::join`].
+    pub(super) fn see(&mut self, seen: Result<Seen, (bool, String)>) -> bool {
+        let watched = |are_pods| if are_pods { PODS } else { SERVICES };
         let has_changed = match seen {
             Ok(seen) => {
                 // A list begins before kube-apiserver has answered.
                 if !matches!(seen.1, Event::Init) {
-                    self.mended(OBJECTS, "they are watched again");
+                    self.mended(watched(seen.0), "they are watched again");
                 }
                 self.objects.take(seen)
             }
-            Err(why) => {
-                self.fail(OBJECTS, Refusal::unavailable(why));
+            Err((are_pods, why)) => {
+                self.fail(watched(are_pods), Refusal::unavailable(why));
                 false
             }
         };
@@ -178,6 +188,11 @@ impl Stream {
         }
         let own = self.node.clone().map_or_else(|| self.objects.nodes(), |node| [node].into());
         let has_others = self.node.is_none() && !self.follow && self.objects.are_of_any_labels();
+        let ended = self.objects.ended();
+        if ended > 0 && !self.follow && !self.objects.are_of_any_labels() {
+            let why = format!("the recorded packets of {ended} are left out: request each pod by name");
+            self.fail(ENDED, Refusal::new(409, "Conflict", why));
+        }
         let others = agents.keys().filter(|name| has_others && !own.contains(*name)).cloned();
         let mut wanted: Vec<_> = own.iter().cloned().chain(others).collect();
         wanted.retain(|name| self.nodes.values().all(|node| node.name != *name));
@@ -252,6 +267,10 @@ impl Stream {
         };
         let described = interfaces.get_mut(number as usize)?;
         if !self.objects.is_own(node, &described.pod, described.was_own) {
+            let has_moved = described.was_own && !self.follow && matches!(block, Block::Packet(_));
+            if let Some(part) = has_moved.then(|| format!("{} on {node}", described.pod)) {
+                self.leave_out(&part);
+            }
             return None;
         }
         described.was_own = true;
@@ -298,7 +317,8 @@ impl Stream {
         let (filter, hardware) = (of.filter.as_deref(), Some(&**node));
         let interface = Interface { snaplen: 0, name, description, filter, hardware, comment };
         let number = self.writer.interface(&mut self.pending, &interface);
-        let pod = of.name.split(' ').next().map(start).unwrap_or_default().to_owned();
+        let pod = of.name.split(' ').next().unwrap_or_default();
+        let pod = pod[..pod.floor_char_boundary(MAX_POD)].to_owned();
         let was_own = self.objects.is_own(node, &pod, false);
         let mut described = Described { pod, number, was_own, is_told: false, counters: [None; 4] };
         let effect = if was_own {
@@ -312,8 +332,7 @@ impl Stream {
         let moved = has_moved.then(|| format!("{} on {node}", described.pod));
         interfaces.push(described);
         let Some(part) = moved else { return effect };
-        let why = "its recorded packets are left out: the pod is not on this node now";
-        self.fail(&part, Refusal::new(409, "Conflict", why));
+        self.leave_out(&part);
         None
     }
 
@@ -355,9 +374,11 @@ fn start(text: &str) -> &str {
     &text[..text.floor_char_boundary(MAX_TEXT)]
 }
 
-/// The same, for a terminal.
+/// The same, for a terminal. A character can become several.
 fn clean(text: &str) -> String {
-    printable(start(text))
+    let mut text = printable(start(text));
+    text.truncate(text.floor_char_boundary(MAX_TEXT));
+    text
 }
 
 #[cfg(test)]

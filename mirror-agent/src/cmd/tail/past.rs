@@ -5,6 +5,8 @@
 use std::{collections::BTreeMap, time::Duration};
 
 use anyhow::{Context as _, bail};
+use mirror_capture::pcapng::{self, NO_PAST};
+use serde_json::json;
 use tokio::{
     io::{AsyncBufReadExt as _, AsyncReadExt as _, BufReader},
     net::UnixStream,
@@ -27,6 +29,8 @@ const MOST_LINE: u64 = 8 << 20;
 const LENGTHS: std::ops::RangeInclusive<usize> = 12..=1 << 20;
 /// Maximum number of pods in a message.
 const MOST_PODS: usize = 40;
+/// The reason in a note about packets of the past that are missing.
+const NO_RECORD: &str = "NoPast";
 
 /// The answer of a recorder, whose packets are not read yet.
 pub(super) struct Past {
@@ -85,8 +89,20 @@ impl Past {
         format!("recorded packets of the last {} s: {of}{reach}", since.as_secs())
     }
 
-    /// Appends the packets to a recording.
-    pub(super) async fn write(mut self, recorder: &mut Recorder) -> anyhow::Result<()> {
+    /// Appends the packets to a recording, and if some do not arrive, a note for the reader of the API.
+    pub(super) async fn write(self, recorder: &mut Recorder) -> anyhow::Result<()> {
+        let copied = self.copy(recorder).await;
+        if let Err(error) = &copied {
+            let message = format!("{NO_PAST}{error:#}");
+            let note = json!({ "pod": null, "nic": null, "reason": NO_RECORD, "message": message });
+            let mut block = Vec::new();
+            pcapng::note(&mut block, &note.to_string());
+            recorder.append(&block)?;
+        }
+        copied
+    }
+
+    async fn copy(mut self, recorder: &mut Recorder) -> anyhow::Result<()> {
         let pipe = Pipe::new(recorder.pipe()).context("cannot wait for the pipe")?;
         let (mut left, mut block) = (self.bytes, Vec::new());
         while left > 0 {
@@ -118,5 +134,72 @@ impl Past {
         block.resize(length, 0);
         self.from.read_exact(block.get_mut(head.len()..).unwrap_or_default()).await?;
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+    use std::{
+        fs::File,
+        io::{self, Read as _},
+        os::fd::OwnedFd,
+        thread,
+    };
+
+    use mirror_capture::{
+        blocks::{Block, Blocks},
+        pcapng::{Interface, Packet, Section, Writer},
+    };
+    use serde_json::Value;
+    use tokio::io::AsyncWriteExt as _;
+
+    use super::*;
+    use crate::recording::{Clock, Kept, Plan, Sink};
+
+    /// The recorder ends while it sends.
+    #[tokio::test]
+    async fn a_past_that_is_not_complete_ends_with_the_reason() {
+        let mut bytes = Vec::new();
+        let mut writer = Writer::begin(&mut bytes, &Section::default());
+        let interface = Interface { name: Some("shop/web eth0"), ..Interface::default() };
+        let interface = writer.interface(&mut bytes, &interface);
+        for time_ns in 0..100 {
+            let (direction, lost, comment) = (None, None, None);
+            let packet =
+                Packet { interface, time_ns, bytes: &[0; 1000], len: 1000, direction, lost, comment };
+            packet.write(&mut bytes);
+        }
+        // The last packet is not complete.
+        bytes.truncate(bytes.len() - 10);
+        let (from, mut to) = UnixStream::pair().unwrap();
+        tokio::spawn(async move { to.write_all(&bytes).await });
+        let past = Past { from: BufReader::new(from), packets: BTreeMap::new(), reach_ns: 0, bytes: 1 << 20 };
+
+        let (mut reader, pipe) = io::pipe().unwrap();
+        let output = Sink::Pipe(File::from(OwnedFd::from(pipe)));
+        let plan = Plan { output, kept: Kept::All, super_frames: false, max_packets: None, comment: None };
+        let read = thread::spawn(move || {
+            let mut bytes = Vec::new();
+            reader.read_to_end(&mut bytes).map(|_| bytes)
+        });
+        let mut recorder = Recorder::begin(plan, Clock::now().unwrap(), "test").unwrap();
+        let why = format!("{:#}", past.write(&mut recorder).await.unwrap_err());
+        recorder.finish(Clock::now().unwrap().monotonic_ns).unwrap();
+        let mut blocks = Blocks::default();
+        blocks.push(&read.join().unwrap().unwrap());
+        let (mut packets, mut notes) = (0, Vec::new());
+        while let Some(block) = blocks.pop().unwrap() {
+            match block {
+                Block::Packet(_) => packets += 1,
+                Block::Note(note) => notes.push(serde_json::from_str::<Value>(&note).unwrap()),
+                _ => {}
+            }
+        }
+        let message = format!("no past: {why}");
+        let note = json!({ "pod": null, "nic": null, "reason": "NoPast", "message": message });
+        assert_eq!((packets, notes), (99, vec![note]));
+        assert!(why.starts_with("the packets of the past are not complete: "), "{why}");
     }
 }

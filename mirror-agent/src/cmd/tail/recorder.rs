@@ -33,6 +33,7 @@ use crate::{
     dataplane::{lock::RecorderSocket, pins::Pins},
     filter,
     recording::{Clock, Kept, Plan, Recorder, Sink, Snapshot},
+    told::is_news,
 };
 
 /// Delay before the next attempt to reach an agent.
@@ -108,9 +109,8 @@ async fn record(
             }
             Err(why) => {
                 let why = format!("{why:#}");
-                if told.as_ref() != Some(&why) {
+                if is_news(&mut told, &why) {
                     warn!("{why}; the recorder retries");
-                    told = Some(why);
                 }
             }
         }

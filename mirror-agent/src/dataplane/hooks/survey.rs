@@ -162,9 +162,9 @@ impl Survey {
 /// Returns podmirror's program at a hook inside a pod, judged by its link alone. A link whose device no longer exists,
 /// or is in another namespace now, runs nothing there.
 pub(super) fn inside_by_link(pin: Option<PathBuf>, device: Device) -> Attached {
-    let carried = pin.as_deref().and_then(tcx::carried);
-    let there = carried.into_iter().filter(|carried| carried.ifindex == device.ifindex.0);
-    let chain = there.map(|carried| InChain { id: carried.program, name: String::new() }).collect();
+    let link = pin.as_deref().and_then(tcx::link_info);
+    let there = link.into_iter().filter(|link| link.ifindex == device.ifindex.0);
+    let chain = there.map(|link| InChain { id: link.program, name: String::new() }).collect();
     Attached { pin, chain, ..Attached::default() }
 }
 

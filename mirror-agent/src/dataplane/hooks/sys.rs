@@ -1,4 +1,5 @@
 //! Calls of bpf(2) that aya lacks: netkit links, details and updates of links, and the ids of the programs in a chain.
+//! `filter_programs` has those for the programs of filters.
 //!
 //! The structures are the parts of `union bpf_attr` that each call reads (linux/bpf.h).
 
@@ -24,13 +25,19 @@ pub(super) const TCX_EGRESS: u32 = 47;
 /// The largest number of programs in a chain (`BPF_MPROG_MAX`).
 const MOST: usize = 64;
 
-/// The program of a link, and its device.
-pub(super) struct Carried {
+/// The beginning of `struct bpf_link_info` for a TCX or netkit link.
+#[repr(C)]
+#[derive(Default)]
+pub(super) struct LinkInfo {
+    kind: u32,
+    id: u32,
     /// The id of the program.
     pub(super) program: u32,
+    padding: u32,
     /// The index of the device, in its current namespace; 0 if the device no longer exists, or other software has
     /// detached the link.
     pub(super) ifindex: u32,
+    attach_type: u32,
 }
 
 /// Calls bpf(2).
@@ -38,7 +45,7 @@ pub(super) struct Carried {
 /// # Safety
 ///
 /// `attributes` are those that the command reads, and each pointer in them points to as much memory as they specify.
-unsafe fn bpf<T>(command: libc::c_int, attributes: &mut T) -> io::Result<i32> {
+pub(in crate::dataplane) unsafe fn bpf<T>(command: libc::c_int, attributes: &mut T) -> io::Result<i32> {
     // SAFETY: the kernel reads and writes `size_of::<T>()` bytes of the attributes; the caller guarantees the rest.
     let answer = unsafe { libc::syscall(libc::SYS_bpf, command, &raw mut *attributes, size_of::<T>()) };
     if answer < 0 { Err(io::Error::last_os_error()) } else { Ok(answer as i32) }
@@ -49,7 +56,10 @@ unsafe fn bpf<T>(command: libc::c_int, attributes: &mut T) -> io::Result<i32> {
 /// # Safety
 ///
 /// The same as for [`bpf`].
-unsafe fn bpf_fd<T>(command: libc::c_int, attributes: &mut T) -> io::Result<OwnedFd> {
+pub(in crate::dataplane) unsafe fn bpf_fd<T>(
+    command: libc::c_int,
+    attributes: &mut T,
+) -> io::Result<OwnedFd> {
     // SAFETY: guaranteed by the caller.
     let fd = unsafe { bpf(command, attributes) }?;
     // SAFETY: the descriptor is new, and nothing else owns it.
@@ -102,21 +112,9 @@ fn info<T>(object: &OwnedFd, info: &mut T) -> io::Result<()> {
 }
 
 /// Returns the program and the device of a TCX or netkit link.
-pub(super) fn carried(link: &OwnedFd) -> io::Result<Carried> {
-    /// The beginning of `struct bpf_link_info` for a TCX or netkit link.
-    #[repr(C)]
-    #[derive(Default)]
-    struct Info {
-        kind: u32,
-        id: u32,
-        program: u32,
-        padding: u32,
-        ifindex: u32,
-        attach_type: u32,
-    }
-    let mut found = Info::default();
-    info(link, &mut found)?;
-    Ok(Carried { program: found.program, ifindex: found.ifindex })
+pub(super) fn link_info(link: &OwnedFd) -> io::Result<LinkInfo> {
+    let mut found = LinkInfo::default();
+    info(link, &mut found).map(|()| found)
 }
 
 /// Returns the name of a program; empty if it has none.

@@ -19,7 +19,7 @@ use mirror_core::hidden::Ahead;
 
 use super::{
     attach_type,
-    sys::{self, Carried},
+    sys::{self, LinkInfo},
 };
 use crate::model::{IfIndex, Program};
 
@@ -138,8 +138,8 @@ fn replace(program: &SchedClassifier, pin: &Path) -> anyhow::Result<bool> {
 }
 
 /// Returns the program and the device of a pinned link; `None` if the link no longer exists.
-pub(super) fn carried(pin: &Path) -> Option<Carried> {
-    sys::carried(&sys::open(pin).ok()?).ok()
+pub(super) fn link_info(pin: &Path) -> Option<LinkInfo> {
+    sys::link_info(&sys::open(pin).ok()?).ok()
 }
 
 /// Whether the program of a pinned link is in a chain.

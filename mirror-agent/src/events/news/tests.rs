@@ -125,7 +125,7 @@ fn the_end_of_a_mirror_has_its_reason() {
         of_web(&[("mirror/all", "ids", INSTALLED), ("default", "ids", INSTALLED), ("b", "ids", INSTALLED)]);
     let why =
         |mirror: Option<&str>, why| Skipped { pod: Some(pod("web")), nic: None, mirror: mirror.map(id), why };
-    let told = |skipped: &[Skipped], unasked: Option<Unasked>| {
+    let told = |skipped: &[Skipped], unasked: Option<Why>| {
         let quiet = report(&["web"], Mirrors::new(), &begun);
         let pods = Some([(pod("web"), unasked)].into());
         Agent::finding(Mirrors::new()).told_by(&Report {
@@ -136,7 +136,7 @@ fn the_end_of_a_mirror_has_its_reason() {
     };
     let out = Why::OptedOut(Place::Pod);
     assert_eq!(
-        told(&[why(Some("mirror/all"), out)], Some(Unasked::OptedOut(Place::Pod))),
+        told(&[why(Some("mirror/all"), out.clone())], Some(out)),
         [
             "MirrorEnded: No longer mirrored by b, default, mirror/all: the pod opts out: an annotation on it is \"false\""
         ]

@@ -252,12 +252,12 @@ proptest! {
         };
         let unasked = match (gate, opted_out) {
             _ if is_wanted || is_in_vain => None,
-            (1, _) => Some(Unasked::NamespaceExcluded),
-            (_, Some(place)) => Some(Unasked::OptedOut(place)),
-            (2, None) => Some(Unasked::NamespaceNotAllowed),
-            _ => Some(Unasked::NoRequest),
+            (1, _) => Some(Why::NamespaceExcluded),
+            (_, Some(place)) => Some(Why::OptedOut(place)),
+            (2, None) => Some(Why::NamespaceNotAllowed),
+            _ => Some(Why::NoRequest),
         };
-        prop_assert_eq!(choice.unasked.get(&pods[0].id).copied(), unasked);
+        prop_assert_eq!(choice.unasked.get(&pods[0].id), unasked.as_ref());
         prop_assert_eq!(choice.unasked.len(), usize::from(unasked.is_some()));
     }
 }

@@ -13,7 +13,7 @@ use proptest::{collection::vec, option, prelude::*, sample};
 use super::*;
 use crate::{
     model::{Directions, MirrorId, Name, Operator, Place, Requirement, RingId, Selector},
-    select::{Choice, MIRROR, Skipped, Unasked, Wanted, Wants, choose},
+    select::{Choice, MIRROR, Skipped, Wanted, Wants, choose},
     settings::Settings,
 };
 
@@ -160,7 +160,7 @@ fn a_reader_is_a_capture_and_no_mirror() {
     let session = &read.wanted[1].mirrors[&captures[0].mirror()];
     assert_eq!((session.origin, &session.target), (Origin::Reader, &captures[0].target()));
     assert!(!read.wanted[1].is_asked);
-    assert_eq!(read.unasked[&pods[1].id], Unasked::NoRequest);
+    assert_eq!(read.unasked[&pods[1].id], Why::NoRequest);
 
     // Excluded namespaces are excluded from the API, too.
     let excluded = Policy { exclude_namespaces: ["shop".into()].into(), ..Policy::default() };
@@ -344,7 +344,7 @@ fn annotations_can_be_switched_off() {
     let policy = |enable_mirror| Policy { annotations: false, enable_mirror, ..Policy::default() };
     let choice = chosen(&pods, &[], &policy(false));
     assert_eq!((mirrors(&choice), refusals(&choice), choice.bad.len()), (vec![], vec![], 0));
-    assert_eq!(choice.unasked.get(&pods[0].id), Some(&Unasked::NoRequest));
+    assert_eq!(choice.unasked.get(&pods[0].id), Some(&Why::NoRequest));
     assert_eq!(mirrors(&chosen(&pods, &[], &policy(true))), ["web default both all"]);
 }
 

@@ -137,7 +137,7 @@ fn counters(status: &NodeStatus, tap: &TapStatus, session: &SessionStatus, text:
     let has_readings = coverage::of(status, tap).is_some();
     for direction in Direction::ALL.into_iter().filter(|it| is_silent(it) && !has_readings) {
         let line = format!(
-            "It has seen no packet that {}. If there are such packets, they do not pass this tap: docs/networks.md \
+            "It has seen no packet that {}. If there are such packets, they do not pass this tap: docs/support.md \
              says which networks are covered.",
             verb(direction)
         );

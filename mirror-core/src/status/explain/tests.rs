@@ -11,7 +11,7 @@ use super::*;
 use crate::{
     coverage::{Reason, State, Way},
     model::{Place, PodId},
-    select::{BadAnnotation, Unasked},
+    select::BadAnnotation,
     settings::Settings,
     status::{CounterStatus, DirectionCoverage, LeftStatus, MisfitStatus, NicCoverage, TargetStatus},
 };
@@ -72,8 +72,8 @@ fn tap(name: &str, sessions: &[SessionStatus]) -> TapStatus {
 /// A node with an agent that has listed the pods `web`, for which a mirror is requested, and `db`.
 fn node(taps: &[TapStatus]) -> NodeStatus {
     let db = PodId { uid: "2".into(), namespace: "shop".into(), name: "db".into() };
-    let why = Unasked::NoRequest;
-    let (reason, message, remedy) = (why.name().into(), why.to_string(), why.remedy(&db));
+    let why = Why::NoRequest;
+    let (reason, message, remedy) = (why.name().into(), why.to_string(), why.remedy_unasked(&db));
     let not_asked = Some(Finding { reason, message, remedy, ..Finding::default() });
     let pods = vec![
         KnownPod { pod: "shop/web".into(), not_asked: None },

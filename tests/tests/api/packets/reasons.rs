@@ -79,12 +79,15 @@ fn a_reader_learns_why_it_gets_nothing() {
     assert!(!file.comments.iter().any(|comment| comment.contains("/web: ")), "{:#?}", file.comments);
     let event = wait_audited(|event| event["requestURI"] == uri);
     let audit_id = event["auditID"].as_str().unwrap();
+    let of_web = format!("{namespace}/web");
+    packets.servers[0].wait_for_log(&["a user reads the packets of a pod", &of_web, alice, audit_id]);
     eventually(SOON, || {
         let events = api.try_kubectl("get events --field-selector=reason=PacketsRead -o json")?;
         let events: Value = serde_json::from_str(&events).unwrap();
         let events = events["items"].as_array().unwrap();
+        let end = format!("(audit ID {audit_id}, filter \"icmp\")");
         let says =
-            |text: &Value| text.as_str().is_some_and(|text| text.contains(alice) && text.contains(audit_id));
+            |text: &Value| text.as_str().is_some_and(|text| text.contains(alice) && text.ends_with(&end));
         let said: Vec<_> = events.iter().filter(|event| says(&event["message"])).collect();
         check(matches!(said[..], [one] if one["involvedObject"]["name"] == "web"), || format!("{events:#?}"))
     });

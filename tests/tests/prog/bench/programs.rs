@@ -2,9 +2,8 @@
 //! seconds in an emulator. A test gets the programs of a test that has passed, with empty maps.
 
 use std::{
-    io,
     ops::{Deref, DerefMut},
-    os::fd::{AsFd as _, AsRawFd as _},
+    ptr,
     sync::Mutex,
     thread,
 };
@@ -15,7 +14,7 @@ use aya::{
     programs::SchedClassifier,
     util::nr_cpus,
 };
-use mirror_agent::dataplane::filter_programs::FilterMap;
+use mirror_agent::dataplane::filter_programs::{FilterMap, element};
 use mirror_tests::Lab;
 
 /// Programs that no test uses now.
@@ -136,28 +135,10 @@ fn zero(map: &MapData, indexes: impl Iterator<Item = [u8; 4]>, size: usize) {
 /// found the element.
 #[track_caller]
 fn call(command: libc::c_int, map: &MapData, key: Option<&[u8]>, value: Option<&mut [u8]>) -> bool {
-    /// The part of `union bpf_attr` that these commands read.
-    #[repr(C)]
-    struct Element {
-        map: u32,
-        _padding: u32,
-        key: u64,
-        value: u64,
-        flags: u64,
-    }
-    let element = Element {
-        map: map.fd().as_fd().as_raw_fd().cast_unsigned(),
-        _padding: 0,
-        key: key.map_or(0, |key| key.as_ptr().expose_provenance() as u64),
-        value: value.map_or(0, |value| value.as_mut_ptr().expose_provenance() as u64),
-        flags: 0,
-    };
+    let key = key.map_or(ptr::null(), <[u8]>::as_ptr);
+    let value = value.map_or(ptr::null(), |value| value.as_mut_ptr().cast_const());
     // SAFETY: key and value have the sizes of the map's, and live as long as the call.
-    let code = unsafe { libc::syscall(libc::SYS_bpf, command, &raw const element, size_of::<Element>()) };
-    if code == 0 {
-        return true;
-    }
-    let error = io::Error::last_os_error();
+    let Err(error) = (unsafe { element(command, map.fd(), key, value) }) else { return true };
     assert_eq!(error.raw_os_error(), Some(libc::ENOENT), "a map cannot be emptied: {error}");
     false
 }

@@ -3,7 +3,7 @@
 use mirror_api::packets::Note;
 use mirror_capture::{merge::StreamId, pcapng::Names};
 
-use super::{MAX_CAUSES, MAX_NOTES, NO_RECORD, OBJECTS, Stream, clean};
+use super::{MAX_CAUSES, MAX_NOTES, MAX_NOTES_BYTES, NO_RECORD, PODS, SERVICES, Stream, clean};
 use crate::apiserver::query::{Cause, Refusal};
 
 /// Reasons that are true of every pod for a moment while it starts.
@@ -19,6 +19,12 @@ impl Stream {
             self.say(&format!("{part}: {}", refusal.message));
             self.failures.insert(part.to_owned(), refusal);
         }
+    }
+
+    /// Notes that packets of a pod are missing, because it has moved from the node that has recorded them.
+    pub(super) fn leave_out(&mut self, pod_on_node: &str) {
+        let why = "its recorded packets are left out: the pod is not on this node now";
+        self.fail(pod_on_node, Refusal::new(409, "Conflict", why));
     }
 
     /// Notes that a part is not missing any more.
@@ -43,15 +49,22 @@ impl Stream {
         if let Some(nic) = nic {
             part = format!("{part} {nic}");
         }
-        if self.notes.len() >= MAX_NOTES && !self.notes.contains_key(&part) {
-            let why = format!("{MAX_NOTES} pods and NICs have messages, and those of others are left out");
-            self.fail("other messages", Refusal::unavailable(why));
-            return;
-        }
         let message = clean(&note.message);
         let text = [Some(&part), reason.as_ref(), Some(&message)];
         let text = text.into_iter().flatten().map(String::as_str).collect::<Vec<_>>().join(": ");
         let note = reason.map(|reason| (reason, message));
+        let bytes = |note: &Option<(String, String)>| {
+            part.len() + note.as_ref().map_or(0, |(reason, message)| reason.len() + message.len())
+        };
+        let before = self.notes.get(&part);
+        let is_full = before.is_none() && self.notes.len() >= MAX_NOTES;
+        let note_bytes = self.note_bytes - before.map_or(0, bytes) + bytes(&note);
+        if is_full || note_bytes > MAX_NOTES_BYTES {
+            let why = format!("more than {MAX_NOTES}, or {} MiB, are left out", MAX_NOTES_BYTES >> 20);
+            self.fail("other messages", Refusal::unavailable(why));
+            return;
+        }
+        self.note_bytes = note_bytes;
         let before = self.notes.insert(part, note.clone());
         // A pod that is read from the beginning needs no message: its interface says so.
         if before.as_ref().unwrap_or(&None) != &note {
@@ -67,10 +80,11 @@ impl Stream {
 
     /// Returns the answer to the client, when it is known. `is_late`: it cannot wait any more.
     pub(in crate::apiserver::packets) fn answer(&self, is_late: bool) -> Option<Result<(), Refusal>> {
-        if self.is_read || self.notes.values().any(Option::is_none) {
+        // Messages that fill the room are an answer too: there is no room for anything else before the client has them.
+        if self.is_read || !self.has_room() || self.notes.values().any(Option::is_none) {
             return Some(Ok(()));
         }
-        if let Some(name) = self.objects.missing().filter(|_| !self.has_past) {
+        if let Some(name) = self.objects.missing().filter(|_| self.follow || !self.has_past) {
             return Some(Err(Refusal::new(404, "NotFound", format!("there is no pod {name:?}"))));
         }
         let is_waiting = !self.objects.is_listed || self.nodes.values().any(|node| !node.is_ready);
@@ -100,9 +114,9 @@ impl Stream {
         if !self.nodes.is_empty() {
             return None;
         }
-        let mut failures =
-            self.failures.iter().filter(|(part, _)| !self.objects.is_listed || *part != OBJECTS);
-        if let Some((part, refusal)) = failures.next() {
+        // Services have only names. Pods that have been listed are known.
+        let is_why = |part: &str| part != SERVICES && (part != PODS || !self.objects.is_listed);
+        if let Some((part, refusal)) = self.failures.iter().find(|(part, _)| is_why(part)) {
             return Some(Refusal { message: format!("{part}: {}", refusal.message), ..refusal.clone() });
         }
         let why = match (self.objects.is_listed, self.next) {
@@ -116,6 +130,7 @@ impl Stream {
 
     /// The reason for the end of a stream of the past alone.
     pub(in crate::apiserver::packets) fn outcome(&self) -> &'static str {
-        if self.failures.is_empty() { "complete" } else { "incomplete" }
+        let is_whole = self.failures.is_empty() && self.notes.values().all(Option::is_none);
+        if is_whole { "complete" } else { "incomplete" }
     }
 }

@@ -30,7 +30,7 @@ fn of(path: &str, query: &str) -> Stream {
 }
 
 /// A pod of `shop`, on a node.
-fn pod(name: &str, node: &str) -> Result<Seen, String> {
+fn pod(name: &str, node: &str) -> Result<Seen, (bool, String)> {
     let metadata = json!({ "name": name, "namespace": "shop", "uid": format!("uid-{name}") });
     let object = json!({ "metadata": metadata, "spec": { "nodeName": node } });
     Ok((true, Event::Apply(from_value(object).unwrap())))
@@ -115,15 +115,25 @@ fn the_answer_waits_for_the_list_and_for_the_agents() {
     assert_eq!(answer(&unlisted, false), None);
     let late = |stream: &Stream| stream.answer(true).unwrap().unwrap_err();
     assert!(late(&unlisted).message.starts_with("the API server has not listed"));
-    unlisted.see(Err("no connection".to_owned()));
-    assert_eq!(late(&unlisted).message, "pods and Services: no connection");
+    // A list of Services does not mend that of pods.
+    unlisted.see(Err((false, "no Services".to_owned())));
+    unlisted.see(Err((true, "no connection".to_owned())));
+    unlisted.see(Ok((false, Event::InitDone)));
+    assert_eq!(late(&unlisted).message, "pods: no connection");
     // The watch goes on. Pods can come.
     assert_eq!(answer(&with(unlisted, &[]), false), Some(Ok(())));
 
     let named = "&fieldSelector=metadata.name%3Dweb";
-    let missing = Some(Err((404, "there is no pod \"web\"".to_owned())));
-    assert_eq!(answer(&with(stream(named), &[("db", "a")]), false), missing);
-    assert_eq!(answer(&with(stream(&format!("{named}&since=1h")), &[]), false), Some(Ok(())));
+    let refused = |code, why: &str| Some(Err((code, why.to_owned())));
+    let missing = "there is no pod \"web\"";
+    assert_eq!(answer(&with(stream(named), &[("db", "a")]), false), refused(404, missing));
+    assert_eq!(answer(&with(stream(&format!("{named}&since=1h")), &[]), false), refused(404, missing));
+    // Any node may have packets of a deleted pod.
+    let mut past = with(stream(&format!("{named}&since=1h&follow=false")), &[]);
+    assert_eq!(answer(&past, false), refused(503, "no agent is connected"));
+    assert_eq!(join(&mut past, &["a"]).len(), 1);
+    past.block(0, Block::Section("the past of 1 h".to_owned()), NOW);
+    assert_eq!(answer(&past, false), Some(Ok(())));
 
     let mut away = with(stream(""), &[("web", "a")]);
     assert_eq!(join(&mut away, &["b"]), []);
@@ -208,6 +218,7 @@ fn the_past_alone_is_that_of_all_nodes() {
     assert_eq!(described(&mut other, 1, "shop/gone eth0"), None);
     assert_eq!(answer(&other, false), Some(Ok(())));
     assert_eq!(said(&mut other), ["podmirror: a: NoPast: no past: no recorder"]);
+    assert_eq!(other.outcome(), "incomplete");
 
     let mut labelled = with(stream("&since=1h&follow=false&labelSelector=app=web"), &[("db", "a")]);
     assert_eq!((join(&mut labelled, &["a"]), answer(&labelled, false)), (vec![], Some(Ok(()))));

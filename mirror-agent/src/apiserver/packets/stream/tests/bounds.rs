@@ -25,6 +25,29 @@ fn an_agent_cannot_make_anything_large() {
     assert_eq!((refusal.code, refusal.causes.len()), (409, MAX_CAUSES));
 }
 
+/// A text becomes longer when it is made fit for a terminal.
+#[test]
+fn the_messages_of_an_agent_have_a_bound_together() {
+    let mut stream = with(stream(""), &[("web", "a")]);
+    join(&mut stream, &["a"]);
+    let text = "\u{1b}".repeat(MAX_TEXT);
+    for number in 0..MAX_NOTES {
+        let (pod, nic, reason) = (format!("shop/{number}"), text.clone(), text.clone());
+        let note = Note { pod: Some(pod), nic: Some(nic), reason: Some(reason), message: text.clone() };
+        stream.note(0, note);
+        stream.pending.clear();
+    }
+    let size = |(part, note): (&String, &Option<(String, String)>)| {
+        let (reason, message) = note.as_ref().unwrap();
+        let lengths = [part, reason, message].map(String::len);
+        assert!(lengths[1..].iter().all(|length| *length <= MAX_TEXT), "{lengths:?}");
+        lengths.into_iter().sum::<usize>()
+    };
+    let bytes: usize = stream.notes.iter().map(size).sum();
+    assert!(stream.notes.len() > 100 && bytes <= MAX_NOTES_BYTES, "{bytes} bytes");
+    assert_eq!(stream.note_bytes, bytes);
+}
+
 #[test]
 fn a_node_whose_stream_begins_again_and_again_takes_no_memory() {
     let mut stream = with(stream(""), &[("web", "a")]);
@@ -68,8 +91,7 @@ fn what_is_beyond_a_bound_is_said_once() {
     for number in 0..MAX_NOTES + 2 {
         noted(&mut stream, 0, &format!("shop/{number}"), Some("OptedOut"));
     }
-    let notes =
-        "podmirror: other messages: 10000 pods and NICs have messages, and those of others are left out";
+    let notes = "podmirror: other messages: more than 10000, or 1 MiB, are left out";
     let said = said(&mut stream);
     assert_eq!((said.len(), said.last().map(String::as_str)), (MAX_NOTES + 1, Some(notes)));
 }

@@ -54,14 +54,66 @@ fn the_recorded_packets_of_a_pod_that_has_moved_are_left_out() {
     assert_eq!(past.outcome(), "incomplete");
 }
 
+/// Its packets before that are in the file.
+#[test]
+fn the_recorded_packets_of_a_pod_that_moves_later_are_left_out() {
+    let mut past = with(stream("&since=1h&follow=false"), &[("web", "a")]);
+    join(&mut past, &["a", "b"]);
+    assert!(matches!(described(&mut past, 0, "shop/web eth0"), Some(Effect::Covered { .. })));
+    sent(&mut past, 0, 0, 1);
+    past.see(pod("web", "b"));
+    assert_eq!([2, 3].map(|byte| sent(&mut past, 0, 0, byte)), [None, None]);
+    [0, 1].into_iter().for_each(|id| past.ended(id, Ok(())));
+    let why = "shop/web on a: its recorded packets are left out: the pod is not on this node now";
+    assert_eq!(said(&mut past), [format!("podmirror: {why}")]);
+    assert_eq!((past.packets, past.outcome()), (1, "incomplete"));
+}
+
+/// Agents select pods by the labels of those that run.
+#[test]
+fn the_past_by_labels_lacks_pods_that_have_ended() {
+    let ended = |query: &str| {
+        let mut past = stream(query);
+        let Ok((are_pods, Event::Apply(mut pod))) = pod("web", "a") else { unreachable!() };
+        pod.metadata.labels = Some([("app".to_owned(), "web".to_owned())].into());
+        pod.status = Some(from_value(json!({ "phase": "Succeeded" })).unwrap());
+        past.see(Ok((are_pods, Event::Apply(pod))));
+        with(past, &[])
+    };
+    let mut labelled = ended("&since=1h&follow=false&labelSelector=app=web");
+    assert_eq!(join(&mut labelled, &["a"]), []);
+    let why = "ended pods: the recorded packets of 1 are left out: request each pod by name";
+    assert_eq!(answer(&labelled, false), Some(Err((409, why.to_owned()))));
+    assert_eq!(said(&mut labelled), [format!("podmirror: {why}")]);
+    assert_eq!(labelled.outcome(), "incomplete");
+
+    let mut all = ended("&since=1h&follow=false");
+    assert_eq!((join(&mut all, &["a"]).len(), all.outcome()), (1, "complete"));
+}
+
+/// A node with many pods that are not read must not deny the packets of others.
+#[test]
+fn messages_that_fill_the_room_are_an_answer() {
+    let mut stream = with(stream(""), &[("web", "a"), ("db", "b")]);
+    join(&mut stream, &["a", "b"]);
+    for number in 0..MAX_NOTES {
+        noted(&mut stream, 0, "shop/web", Some(&format!("Reason{number}")));
+    }
+    assert!(!stream.has_room());
+    assert_eq!(answer(&stream, false), Some(Ok(())));
+    stream.pending.clear();
+    let (pod, uid) = ("shop/db".to_owned(), "uid-db".to_owned());
+    assert_eq!(described(&mut stream, 1, "shop/db eth0"), Some(Effect::Covered { pod, uid }));
+}
+
 #[test]
 fn each_failure_of_the_watch_and_its_end_is_said() {
     let mut stream = with(stream(""), &[]);
-    let failed = || Err("no connection".to_owned());
+    let failed = || Err((true, "no connection".to_owned()));
     // It tries again, in vain. Then it succeeds.
     for seen in [failed(), Ok((true, Event::Init)), failed(), pod("web", "a"), failed()] {
         stream.see(seen);
     }
-    let failed = "podmirror: pods and Services: no connection";
-    assert_eq!(said(&mut stream), [failed, "podmirror: pods and Services: they are watched again", failed]);
+    let failed = "podmirror: pods: no connection";
+    assert_eq!(said(&mut stream), [failed, "podmirror: pods: they are watched again", failed]);
 }
