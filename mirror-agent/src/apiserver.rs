@@ -53,7 +53,10 @@ use self::{
     limits::Limits,
     query::{Cause, Open, Query, Refusal},
 };
-use crate::{accept, admin, metrics::apiserver::ApiserverMetrics};
+use crate::{
+    report::{admin, metrics::apiserver::ApiserverMetrics},
+    util::accept,
+};
 
 /// Timeout for kube-apiserver, and for clients to authenticate.
 const PATIENCE: Duration = Duration::from_secs(10);

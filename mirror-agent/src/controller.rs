@@ -47,12 +47,10 @@ use self::{
     lease::Lease,
 };
 use crate::{
-    backoff::Backoff,
-    events::message::Message,
-    metrics::controller::ControllerMetrics,
     model,
-    pods::kube::{Kind, ResourceObject},
-    told::is_news,
+    report::{events::message::Message, metrics::controller::ControllerMetrics},
+    sources::kube::{Kind, ResourceObject},
+    util::{backoff::Backoff, told::is_news},
 };
 
 /// The field manager of server-side apply, and `reportingController` of the Events.

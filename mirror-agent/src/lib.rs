@@ -2,37 +2,35 @@
 //! results.
 //!
 //! ```text
-//! pods/   what pods there are ─┐
-//! links/  what devices there are ─┴► select ─► plan ─► dataplane/  (BPF maps and tc hooks)
-//!            (pure: select, plan, model)          └─ reconcile: the loop around it ─► report ─► admin, metrics
+//! sources  what pods and mirrors there are ─┐
+//! kernel   what devices there are ──────────┴► select ─► plan ─► kernel  BPF maps and tc hooks
+//!                                   (pure: mirror-core) └─ reconcile: the loop around it ─► report
 //! ```
 //!
-//! A library so that the tests can reach the pure parts; `main.rs` only parses and calls `cmd`.
+//! The rooms. Each names only rooms above it (`xtask/src/layers.rs`):
+//!
+//! | room | contents |
+//! | --- | --- |
+//! | `util` | accept loops, pauses, rate limits |
+//! | [`kernel`] | the edges to Linux: devices, BPF, network namespaces |
+//! | [`sources`] | the edge to the pods, Mirrors and MirrorTargets: the Kubernetes API, or a file |
+//! | [`report`] | the results of a round, and their readers: metrics, probes, `status`, Events, MirrorNode |
+//! | [`reconcile`] | the loop |
+//! | [`capture`] | packets for programs on the node and users of the packets API |
+//! | [`controller`] | sums of the nodes' reports, once in a cluster |
+//! | [`apiserver`] | the server of the packets API, on any node |
+//! | [`cli`] | flags and commands, which connect the parts |
+//!
+//! A library so that the tests can reach the pure parts; `main.rs` only parses and calls `cli`.
 
-mod accept;
-pub mod admin;
 pub mod apiserver;
-mod backoff;
+pub mod capture;
 pub mod cli;
-pub mod cmd;
-pub mod control;
 pub mod controller;
-mod cpu;
-pub mod dataplane;
-pub mod events;
-pub mod health;
-pub mod links;
-pub mod metrics;
-pub mod mirror_node;
-pub mod netns;
-pub mod notes;
-mod pace;
-pub mod pods;
-pub mod readers;
+pub mod kernel;
 pub mod reconcile;
-pub mod recording;
 pub mod report;
-mod told;
-pub mod when_read;
+pub mod sources;
+mod util;
 
 use mirror_core::{annotations, filter, mirror_iface, model, plan, select, settings};

@@ -8,7 +8,7 @@ use std::{
 };
 
 use clap::Parser as _;
-use mirror_agent::{cli::Cli, cmd};
+use mirror_agent::cli::{self, args::Cli};
 
 fn main() -> ExitCode {
     // As in the release build, which cannot unwind: an agent must not continue without a task that has failed.
@@ -17,7 +17,7 @@ fn main() -> ExitCode {
         report(panicked);
         process::abort();
     }));
-    match cmd::execute(Cli::parse()) {
+    match cli::execute(Cli::parse()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             // Not through the log, because the error may concern the setup of the log.

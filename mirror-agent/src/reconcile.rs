@@ -27,21 +27,17 @@ use memory::{Inputs, Memory};
 use pace::Pace;
 use refused::Refused;
 use schedule::Schedule;
-pub(crate) use schedule::TICK;
 use tokio::{sync::watch, time::Instant};
 use tracing::trace;
 
 use crate::{
-    backoff::Backoff,
-    cpu,
-    dataplane::Dataplane,
-    links::LinkTable,
-    metrics::LoopMetrics,
+    kernel::{cpu, dataplane::Dataplane, links::LinkTable},
     mirror_iface::MirrorIfaces,
     model::Pod,
-    pods::PodSource,
-    report::{Report, Reports},
+    report::{Report, Reports, metrics::LoopMetrics},
     select::{Policy, Readers, choose},
+    sources::PodSource,
+    util::backoff::Backoff,
 };
 
 /// The delay of a round after its first event, so that a burst of events causes one round.

@@ -1,12 +1,21 @@
-//! [`Report`]: the result of a round of the loop, for the rest of the agent.
+//! [`Report`]: the result of a round of the loop; and its readers, one in each module.
 //!
-//! Data only. The loop publishes a report at the end of each round, and after each reading of the NICs' counters. The
-//! readers (metrics, readiness, events, conditions) use the newest one, or compare it with the one before. No reader
-//! answers the loop.
+//! The loop publishes a report at the end of each round, and after each reading of the NICs' counters. A reader uses
+//! the newest one, or compares it with the one before, and can read counters through `kernel::dataplane::readout`. No
+//! reader answers the loop or changes a mirror.
+
+pub mod admin;
+pub mod events;
+pub mod health;
+pub mod metrics;
+pub mod mirror_node;
+pub mod notes;
+pub(crate) mod status;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
     sync::Arc,
+    time::Duration,
 };
 
 use mirror_common::verdict::Direction;
@@ -14,12 +23,16 @@ use mirror_core::{
     coverage::{Reason, State},
     targets::TargetState,
 };
+use serde::{Deserialize, Serialize};
 use tokio::{sync::watch, time::Instant};
 
 use crate::{
     model::{Device, Ended, MirrorId, PodId, RingId, TargetName},
     select::{BadAnnotation, Coverage, Skipped, Why},
 };
+
+/// The longest time between two rounds, in case an event was lost.
+pub(crate) const TICK: Duration = Duration::from_secs(60);
 
 /// The newest report.
 pub type Reports = watch::Receiver<Arc<Report>>;
@@ -122,4 +135,15 @@ pub struct Judged {
     pub seen: u64,
     /// Packets that the NIC has carried since then.
     pub carried: u64,
+}
+
+/// How full the memory of a recorder is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Fill {
+    /// The bytes of its packets.
+    pub used: u64,
+    /// The maximum of these bytes.
+    pub size: u64,
+    /// The time of the oldest packet that it can still have, in nanoseconds since the epoch.
+    pub oldest_ns: u64,
 }

@@ -3,9 +3,10 @@
 //! Types, and pure functions: [`sum`] sums up the reports of the nodes, [`labels`] parses selectors. [`packets`] has the
 //! messages of another API, of packets. This crate asks no server and touches no system, so that programs on other
 //! systems can share it. The doc comments are the texts of `kubectl explain`.
-//! `pods/kube` of the agent reads the [`Mirror`]s, [`ClusterMirror`]s and [`MirrorTarget`]s, `mirror_node` of the agent writes the
-//! [`MirrorNode`], `controller` of the agent writes the [`MirrorStatus`] and the [`MirrorTargetStatus`], and `mirror-agent crds` prints the CRDs, from
-//! which `cargo xtask gen` makes the file of the chart.
+//! `sources/kube` of the agent reads the [`Mirror`]s, [`ClusterMirror`]s and [`MirrorTarget`]s, `report/mirror_node` of
+//! the agent writes the [`MirrorNode`], `controller` of the agent writes the [`MirrorStatus`] and the
+//! [`MirrorTargetStatus`], and `mirror-agent crds` prints the CRDs, from which `cargo xtask gen` makes the file of the
+//! chart.
 
 pub mod labels;
 mod mirror;

@@ -1,7 +1,7 @@
 //! [`Destination`]: the administrator's configuration of a target, as in `--define-target NAME=DESTINATION`.
 //!
 //! Pure: parses and formats. `collector` and `mirror_iface` find the current device of a destination. The command line
-//! calls [`parse_target`], and `dataplane/wire` stores the text of a destination in the maps.
+//! calls [`parse_target`], and `kernel/dataplane/wire` stores the text of a destination in the maps.
 
 use std::{collections::BTreeMap, fmt, str::FromStr};
 

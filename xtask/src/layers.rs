@@ -90,27 +90,18 @@ const FORBIDDEN: &[Forbidden] = &[
         why: "it is a pure function of bytes, texts and times",
     },
     Forbidden {
-        files: &["mirror-agent/src/pods/"],
-        paths: &[
-            "crate::select",
-            "mirror_core::select",
-            "crate::plan",
-            "mirror_core::plan",
-            "crate::reconcile",
-            "crate::report",
-            "crate::links",
-            "crate::dataplane",
-        ],
+        files: &["mirror-agent/src/sources/"],
+        paths: &["crate::select", "mirror_core::select", "crate::plan", "mirror_core::plan"],
         why: "a source of pods tells what there is, and knows nothing of what is made of it",
     },
     Forbidden {
-        files: &["mirror-agent/src/links"],
+        files: &["mirror-agent/src/kernel/links"],
         paths: &["crate::select", "crate::mirror_iface", "mirror_core::select", "mirror_core::mirror_iface"],
         why: "the edge to the devices reads and changes what it is given; it decides nothing",
     },
     Forbidden {
-        files: &["mirror-agent/src/dataplane"],
-        paths: &["crate::cli", "crate::cmd", "clap"],
+        files: &["mirror-agent/src/kernel/dataplane"],
+        paths: &["clap"],
         why: "the edge to BPF takes values, and not flags",
     },
     Forbidden {
@@ -125,42 +116,41 @@ const FORBIDDEN: &[Forbidden] = &[
             "nix",
             "libc",
             "std::fs",
-            "crate::pods::file",
-            "crate::pods::kube",
-            "crate::links::netlink",
-            "crate::dataplane::bpf",
-            "crate::dataplane::hooks",
+            "crate::sources::file",
+            "crate::sources::kube",
+            "crate::kernel::links::netlink",
+            "crate::kernel::dataplane::bpf",
+            "crate::kernel::dataplane::hooks",
         ],
         why: "the loop knows the three edges by their traits only",
     },
     Forbidden {
-        files: &["mirror-agent/src/recording.rs", "mirror-agent/src/recording/"],
-        paths: &["tokio", "aya*", "clap", "crate::control", "crate::dataplane", "crate::cli", "async"],
+        files: &["mirror-agent/src/capture/recording.rs", "mirror-agent/src/capture/recording/"],
+        paths: &["tokio", "aya*", "clap", "crate::capture::control", "crate::kernel", "async"],
         why: "it makes files of the records that it is given, and knows neither the ring nor the flags",
     },
     Forbidden {
         files: &[
-            "mirror-agent/src/admin.rs",
+            "mirror-agent/src/report/admin.rs",
             "mirror-agent/src/controller",
-            "mirror-agent/src/metrics",
-            "mirror-agent/src/health.rs",
+            "mirror-agent/src/report/metrics",
+            "mirror-agent/src/report/health.rs",
             "mirror-agent/src/report.rs",
-            "mirror-agent/src/notes.rs",
-            "mirror-agent/src/events",
-            "mirror-agent/src/mirror_node",
+            "mirror-agent/src/report/notes.rs",
+            "mirror-agent/src/report/events",
+            "mirror-agent/src/report/mirror_node",
         ],
         paths: &[
             "nix",
             "libc",
             "std::fs",
             "std::process",
-            "crate::links",
-            "crate::dataplane::bpf",
-            "crate::dataplane::hooks",
-            "crate::dataplane::maps",
-            "crate::dataplane::pins",
-            "crate::dataplane::Dataplane",
-            "crate::reconcile::Reconciler",
+            "crate::kernel::links",
+            "crate::kernel::dataplane::bpf",
+            "crate::kernel::dataplane::hooks",
+            "crate::kernel::dataplane::maps",
+            "crate::kernel::dataplane::pins",
+            "crate::kernel::dataplane::Dataplane",
         ],
         why: "it tells, and can change nothing: it reads reports and `dataplane::readout`",
     },
@@ -169,12 +159,13 @@ const FORBIDDEN: &[Forbidden] = &[
         paths: &[
             "nix",
             "libc",
-            "crate::cmd",
-            "crate::control",
-            "crate::dataplane",
-            "crate::links",
-            "crate::reconcile",
-            "crate::report",
+            "crate::capture::control",
+            "crate::capture::recording",
+            "crate::capture::tail",
+            "crate::report::Report",
+            "crate::report::Reports",
+            "crate::report::notes",
+            "crate::report::status",
         ],
         why: "it runs on any node, and knows the others by the API server and by their agents alone",
     },
@@ -185,11 +176,11 @@ const RESERVED: &[Reserved] = &[
         paths: &["kube*", "k8s_openapi"],
         files: &[
             "mirror-agent/src/apiserver",
-            "mirror-agent/src/pods/kube",
-            "mirror-agent/src/events",
-            "mirror-agent/src/mirror_node",
+            "mirror-agent/src/sources/kube",
+            "mirror-agent/src/report/events",
+            "mirror-agent/src/report/mirror_node",
             "mirror-agent/src/controller",
-            "mirror-agent/src/readers",
+            "mirror-agent/src/capture/readers",
         ],
         why: "only the source of pods that is Kubernetes knows Kubernetes, what writes Events, conditions, MirrorNodes and \
               statuses, and the two ends of the API of packets",
@@ -198,45 +189,62 @@ const RESERVED: &[Reserved] = &[
         paths: &["mirror_api"],
         files: &[
             "mirror-agent/src/apiserver",
-            "mirror-agent/src/pods/kube",
-            "mirror-agent/src/mirror_node",
+            "mirror-agent/src/sources/kube",
+            "mirror-agent/src/report/mirror_node",
             "mirror-agent/src/controller",
-            "mirror-agent/src/readers",
-            "mirror-agent/src/cmd/crds.rs",
+            "mirror-agent/src/capture/readers",
+            "mirror-agent/src/cli/crds.rs",
         ],
         why: "the rest of the agent knows resources by `model::Resource` alone",
     },
     Reserved {
         paths: &["rtnetlink", "netlink_*"],
         // aya cannot list the filters of a clsact qdisc.
-        files: &["mirror-agent/src/links/", "mirror-agent/src/dataplane/hooks/"],
+        files: &["mirror-agent/src/kernel/links/", "mirror-agent/src/kernel/dataplane/hooks/"],
         why: "only the edge to the devices speaks netlink",
     },
     Reserved {
         paths: &["nix::sched", "libc::setns", "libc::ioctl", "procfs", "\"/proc"],
-        files: &["mirror-agent/src/links/", "mirror-agent/src/netns.rs"],
+        files: &["mirror-agent/src/kernel/links/", "mirror-agent/src/kernel/netns.rs"],
         why: "only the edge to the devices looks into namespaces and /proc, and asks by ioctl",
     },
     Reserved {
-        paths: &["crate::netns"],
-        files: &["mirror-agent/src/links", "mirror-agent/src/dataplane/", "mirror-agent/src/cmd/"],
+        paths: &["crate::kernel::netns"],
+        files: &["mirror-agent/src/kernel/", "mirror-agent/src/cli/", "mirror-agent/src/report/status.rs"],
         why: "only the edges to the devices and to BPF enter namespaces",
     },
     Reserved {
         paths: &["aya*"],
-        files: &["mirror-agent/src/dataplane/"],
+        files: &["mirror-agent/src/kernel/dataplane/"],
         why: "only the edge to BPF knows BPF",
     },
     Reserved {
         paths: &["prometheus"],
-        files: &["mirror-agent/src/metrics"],
+        files: &["mirror-agent/src/report/metrics"],
         why: "one module decides what is counted, and under which name",
     },
     Reserved {
         paths: &["hyper*", "http_body_util"],
-        files: &["mirror-agent/src/admin.rs", "mirror-agent/src/apiserver", "mirror-agent/src/readers"],
+        files: &[
+            "mirror-agent/src/report/admin.rs",
+            "mirror-agent/src/apiserver",
+            "mirror-agent/src/capture/readers",
+        ],
         why: "only the edges to HTTP clients and servers know HTTP",
     },
+];
+
+/// The rooms of the agent, each with the rooms that it may name. They are above it, so there is no circle.
+const ROOMS: &[(&str, &[&str])] = &[
+    ("util", &[]),
+    ("kernel", &["util"]),
+    ("sources", &["util"]),
+    ("report", &["util", "kernel", "sources"]),
+    ("reconcile", &["util", "kernel", "sources", "report"]),
+    ("capture", &["util", "kernel", "sources", "report"]),
+    ("controller", &["util", "sources", "report"]),
+    ("apiserver", &["util", "report", "capture"]),
+    ("cli", &["util", "kernel", "sources", "report", "reconcile", "capture", "controller", "apiserver"]),
 ];
 
 /// A member, and all crates that it may depend on.
@@ -335,6 +343,12 @@ fn violations_in(file: &str, text: &str) -> Result<Vec<String>> {
     if file.starts_with("mirror-agent/src/") {
         rules.extend(RESERVED.iter().filter(|rule| !is_in(rule.files)).map(|rule| (rule.paths, rule.why)));
     }
+    let in_agent = file.strip_prefix("mirror-agent/src/").and_then(|path| path.split(['/', '.']).next());
+    let room = in_agent.filter(|name| !["lib", "main"].contains(name));
+    let may_name = ROOMS.iter().find(|(name, _)| room == Some(*name)).map(|(_, rooms)| *rooms);
+    if room.is_some() && may_name.is_none() {
+        return Ok(vec![format!("{file} is in no room of the agent")]);
+    }
     if rules.is_empty() {
         return Ok(Vec::new());
     }
@@ -348,6 +362,13 @@ fn violations_in(file: &str, text: &str) -> Result<Vec<String>> {
             if patterns.iter().any(|pattern| matches(pattern, path)) {
                 violations.push(format!("{file} names `{path}`: {why}"));
             }
+        }
+        let other = ROOMS.iter().find(|(name, _)| matches(&format!("crate::{name}"), path));
+        if let (Some(may_name), Some((other, _))) = (may_name, other)
+            && room != Some(*other)
+            && !may_name.contains(other)
+        {
+            violations.push(format!("{file} names `{path}`: its room may name only {may_name:?}"));
         }
     }
     Ok(violations)

@@ -4,9 +4,9 @@
 //! agent ─► GET /agent, Upgrade ─► its token (TokenReview) ─► the node ─► 101, then HTTP/2: this server is the client
 //! ```
 //!
-//! The other end is [`readers`](crate::readers). An agent speaks for the node of its token alone: the token has the
-//! audience of this API, belongs to the agents' ServiceAccount, and is bound to a pod of that node. Anyone can connect,
-//! so a connection has no effect until its token is accepted.
+//! The other end is [`readers`](crate::capture::readers). An agent speaks for the node of its token alone: the token
+//! has the audience of this API, belongs to the agents' ServiceAccount, and is bound to a pod of that node. Anyone can
+//! connect, so a connection has no effect until its token is accepted.
 
 use std::{
     collections::BTreeMap,
@@ -47,7 +47,7 @@ use tokio::{
 use tracing::{debug, info};
 
 use super::query::Refusal;
-use crate::readers::{PATH, PING, PING_TIMEOUT, PROTOCOL, Refused, WINDOW};
+use crate::capture::readers::{PATH, PING, PING_TIMEOUT, PROTOCOL, Refused, WINDOW};
 
 /// Timeout for an agent to be accepted, and for its answer to a request.
 const PATIENCE: Duration = Duration::from_secs(10);

@@ -49,7 +49,7 @@ use tokio::{
 };
 use tracing::{info, warn};
 
-use crate::backoff::Backoff;
+use crate::util::backoff::Backoff;
 
 const DAY: u64 = 86_400;
 /// The longest lifetime of a server's certificate.

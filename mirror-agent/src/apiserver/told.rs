@@ -9,7 +9,7 @@ use tokio::{sync::mpsc, time::timeout};
 use tracing::{debug, info};
 
 use super::{Server, front_proxy::User, query::Scope};
-use crate::events::message::Message;
+use crate::report::events::message::Message;
 
 /// `reportingController` of the Events.
 const REPORTER: &str = "podmirror.io/apiserver";

@@ -1,82 +1,73 @@
-//! `mirror-agent apiserver`.
+//! `mirror-agent apiserver`: serves the API of packets until it is stopped.
 
-use std::{net::SocketAddr, path::PathBuf, time::Duration};
+use std::sync::Arc;
 
-use clap::{Args, builder::NonEmptyStringValueParser};
-use mirror_core::settings::{Rate, parse_duration, parse_rate};
+use mirror_client::{Environment, Options as ClientOptions};
+use tokio::sync::watch;
+use tracing::info;
 
-use super::{
-    DEFAULT_LISTEN, Listen,
-    boolean::{self, Boolean as _},
-    listen,
+use super::stop_signal;
+use crate::{
+    apiserver::{
+        self, Options, Server,
+        agents::{AgentOptions, Agents},
+        certificates::{Certificates, Source},
+        front_proxy::FrontProxy,
+        limits::Limits,
+    },
+    cli::args::ApiserverArgs,
+    report::{
+        admin::{self, Admin},
+        metrics::apiserver::ApiserverMetrics,
+    },
 };
 
-/// `mirror-agent apiserver`.
-#[derive(Debug, Args)]
-#[command(mut_args = boolean::spaced)]
-pub struct ApiserverArgs {
-    /// Namespace of the Service and the Secret. The API is located through KUBECONFIG, ~/.kube/config, or the
-    /// service account of the server's own pod.
-    #[arg(long, env = "POD_NAMESPACE", value_name = "NAME", value_parser = NonEmptyStringValueParser::new())]
-    pub namespace: String,
-    /// Service of the server, which the APIService names.
-    #[arg(
-        long, env = "PODMIRROR_SERVICE", value_name = "NAME", default_value = "podmirror-apiserver",
-        value_parser = NonEmptyStringValueParser::new()
-    )]
-    pub service: String,
-    /// Secret of the CA that signs the server's certificates. It must exist, and is empty at first: the server makes
-    /// the CA, and writes it to the APIService.
-    #[arg(
-        long, env = "PODMIRROR_SECRET", value_name = "NAME", default_value = "podmirror-apiserver-ca",
-        value_parser = NonEmptyStringValueParser::new()
-    )]
-    pub secret: String,
-    /// Lifetime of a CA. Tests renew certificates within seconds.
-    #[arg(
-        long, env = "PODMIRROR_CA_LIFETIME", value_name = "TIME", default_value = "365d",
-        value_parser = parse_duration, hide = true
-    )]
-    pub ca_lifetime: Duration,
-    /// Directory with the files tls.crt and tls.key, for example of cert-manager [default: the server makes its
-    /// certificates itself].
-    #[arg(long, env = "PODMIRROR_CERTIFICATES", value_name = "DIR")]
-    pub certificates: Option<PathBuf>,
-    /// Address for kube-apiserver.
-    #[arg(long, env = "PODMIRROR_APISERVER_LISTEN", value_name = "ADDR", default_value = "0.0.0.0:10708")]
-    pub apiserver_listen: SocketAddr,
-    /// Address for agents.
-    #[arg(long, env = "PODMIRROR_AGENTS_LISTEN", value_name = "ADDR", default_value = "0.0.0.0:10709")]
-    pub agents_listen: SocketAddr,
-    /// ServiceAccount of the agents, in the same namespace.
-    #[arg(
-        long, env = "PODMIRROR_AGENTS_SERVICE_ACCOUNT", value_name = "NAME", default_value = "podmirror",
-        value_parser = NonEmptyStringValueParser::new()
-    )]
-    pub agents_service_account: String,
-    /// Maximum rate of a request for packets, in bits per second.
-    #[arg(long, env = "PODMIRROR_MAX_RATE", value_name = "RATE", default_value = "100Mbit", value_parser = bits)]
-    pub max_rate: u64,
-    /// Maximum duration of a request for packets.
-    #[arg(
-        long, env = "PODMIRROR_MAX_DURATION", value_name = "TIME", default_value = "1h", value_parser = parse_duration
-    )]
-    pub max_duration: Duration,
-    /// Post an Event on a pod when a user begins to read its packets.
-    #[arg(long, env = "PODMIRROR_POD_EVENTS", boolean(false))]
-    pub pod_events: bool,
-    /// Address for /healthz, /readyz and /metrics, for example 127.0.0.1:10706 or [::]:10706. An empty value
-    /// disables it.
-    #[arg(
-        long, env = "PODMIRROR_LISTEN", value_name = "ADDR", default_value = DEFAULT_LISTEN, value_parser = listen
-    )]
-    pub listen: Listen,
-}
-
-/// A rate in bits per second alone.
-fn bits(text: &str) -> Result<u64, String> {
-    match parse_rate(text)? {
-        Rate { packets: None, bits: Some(bits), .. } if !text.contains(',') => Ok(bits),
-        _ => Err("use bits per second as in 100Mbit".to_owned()),
+/// Runs until SIGINT or SIGTERM.
+pub(super) async fn apiserver(args: ApiserverArgs) -> anyhow::Result<()> {
+    let stop = stop_signal()?;
+    let client = mirror_client::connect(&ClientOptions::default(), &Environment::of_process()).await?;
+    let metrics = ApiserverMetrics::new()?;
+    let client = mirror_client::with_failures(client, metrics.request_failed());
+    let ApiserverArgs { namespace, service, secret, agents_service_account: service_account, .. } = args;
+    let names = vec![format!("{service}.{namespace}.svc")];
+    let of_namespace = Source::Own { namespace: namespace.clone(), secret };
+    let source = args.certificates.map_or(of_namespace, Source::Files);
+    let certificates = Certificates::new(source, client.clone(), names, args.ca_lifetime);
+    tokio::spawn(Arc::clone(&certificates).keep());
+    let (stopping, stopped) = watch::channel(false);
+    let server = Arc::new(Server {
+        front_proxy: FrontProxy::start(client.clone()),
+        client,
+        certificates,
+        agents: Agents::default(),
+        limits: Limits::default(),
+        metrics,
+        options: Options {
+            agents: AgentOptions { namespace: namespace.clone(), service_account },
+            namespace,
+            service,
+            max_rate: args.max_rate,
+            max_duration: args.max_duration,
+            pod_events: args.pod_events,
+        },
+        stop: stopped,
+    });
+    info!(version = env!("PODMIRROR_VERSION"), "server of packets started");
+    if let Some(address) = args.listen {
+        let (of_ready, of_metrics) = (Arc::clone(&server), Arc::clone(&server));
+        let admin = Admin {
+            // There is one thread, so it is alive if it answers.
+            alive: Box::new(|| Ok(())),
+            ready: Box::new(move || of_ready.ready()),
+            metrics: Box::new(move || of_metrics.scrape()),
+        };
+        tokio::spawn(admin::run(address, admin, watch::Sender::new(None)));
     }
+    let stop = async {
+        stop.await;
+        stopping.send_replace(true);
+    };
+    tokio::join!(apiserver::run(&server, args.apiserver_listen, args.agents_listen), stop);
+    info!("server of packets stopped; its requests have ended");
+    Ok(())
 }

@@ -1,44 +1,43 @@
-//! `mirror-agent controller`.
+//! `mirror-agent controller`: aggregates the MirrorNodes of the cluster until it is stopped.
 
-use std::time::Duration;
+use mirror_client::{Environment, Options};
+use tokio::sync::watch;
+use tracing::info;
 
-use clap::{Args, builder::NonEmptyStringValueParser};
+use super::stop_signal;
+use crate::{
+    cli::args::ControllerArgs,
+    controller::{self, Health, Identity},
+    report::{
+        admin::{self, Admin},
+        metrics::controller::ControllerMetrics,
+    },
+};
 
-use super::{DEFAULT_LISTEN, Listen, listen};
-
-/// `mirror-agent controller`.
-#[derive(Debug, Args)]
-pub struct ControllerArgs {
-    /// Namespace of the Lease. The API is located through KUBECONFIG, ~/.kube/config, or the service account
-    /// of the controller's own pod.
-    #[arg(long, env = "POD_NAMESPACE", value_name = "NAME", value_parser = NonEmptyStringValueParser::new())]
-    pub namespace: String,
-    /// Name of this controller, unique among the controllers.
-    #[arg(long, env = "POD_NAME", value_name = "NAME", value_parser = NonEmptyStringValueParser::new())]
-    pub pod_name: String,
-    /// Name of the Lease. Of the controllers that use the same Lease, one is active, and the others wait.
-    #[arg(
-        long, env = "PODMIRROR_LEASE", value_name = "NAME", default_value = "podmirror-controller",
-        value_parser = NonEmptyStringValueParser::new()
-    )]
-    pub lease: String,
-    /// Seconds for which a controller that no longer renews the Lease keeps it, from 3 to 600.
-    #[arg(
-        long, env = "PODMIRROR_LEASE_SECONDS", value_name = "N", default_value = "30",
-        value_parser = clap::value_parser!(u16).range(3..=600)
-    )]
-    pub lease_seconds: u16,
-    /// Address for /healthz, /readyz and /metrics, for example 127.0.0.1:10706 or [::]:10706. An empty value
-    /// disables it.
-    #[arg(
-        long, env = "PODMIRROR_LISTEN", value_name = "ADDR", default_value = DEFAULT_LISTEN, value_parser = listen
-    )]
-    pub listen: Listen,
-}
-
-impl ControllerArgs {
-    /// How long the Lease holds without being renewed.
-    pub fn duration(&self) -> Duration {
-        Duration::from_secs(self.lease_seconds.into())
+/// Runs until SIGINT or SIGTERM.
+pub(super) async fn controller(args: ControllerArgs) -> anyhow::Result<()> {
+    let stop = stop_signal()?;
+    let client = mirror_client::connect(&Options::default(), &Environment::of_process()).await?;
+    let (health, metrics) = (Health::default(), ControllerMetrics::new()?);
+    let client = mirror_client::with_failures(client, metrics.request_failed());
+    info!(version = env!("PODMIRROR_VERSION"), pod = args.pod_name, "controller started");
+    if let Some(address) = args.listen {
+        let (of_ready, of_metrics) = (health.clone(), metrics.clone());
+        let admin = Admin {
+            // There is one thread, so it is alive if it answers.
+            alive: Box::new(|| Ok(())),
+            ready: Box::new(move || of_ready.ready()),
+            metrics: Box::new(move || of_metrics.text()),
+        };
+        tokio::spawn(admin::run(address, admin, watch::Sender::new(None)));
     }
+    let identity = Identity {
+        duration: args.duration(),
+        namespace: args.namespace,
+        lease: args.lease,
+        holder: args.pod_name,
+    };
+    controller::run(client, identity, health, metrics, stop).await;
+    info!("controller stopped; statuses are no longer updated");
+    Ok(())
 }

@@ -20,7 +20,7 @@ use mirror_api::{
 use tokio::time::Instant;
 
 use super::tell::Said;
-use crate::pace::Pace;
+use crate::util::pace::Pace;
 
 /// Delay of a change, to combine it with others: when a Mirror is new, its nodes begin to report one after the other.
 const SETTLE: Duration = Duration::from_secs(1);

@@ -152,7 +152,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::pods::kube::ResourceObject;
+    use crate::sources::kube::ResourceObject;
 
     /// What the controller keeps of an object: its name, what its status depends on, and its status.
     fn kept(object: &serde_json::Value) -> (Key, Asked, Option<MirrorStatus>) {

@@ -19,7 +19,7 @@ use tokio::time::{Instant, sleep, timeout};
 use tracing::{debug, warn};
 
 use super::{Health, Identity};
-use crate::told::is_news;
+use crate::util::told::is_news;
 
 /// A `Lease` object of the API, for this replica.
 pub(super) struct Lease {

@@ -8,12 +8,14 @@ use tokio::time::Instant;
 
 use super::{Reconciler, log::log_op, memory::Decision};
 use crate::{
-    dataplane::{Dataplane, says_gone},
-    links::LinkTable,
+    kernel::{
+        dataplane::{Dataplane, says_gone},
+        links::LinkTable,
+    },
     model::{Actual, Device, Op},
     plan::Failures,
-    pods::PodSource,
     report::Report,
+    sources::PodSource,
 };
 
 /// The longest time that a round changes the installed state before the loop looks again. A hook can take the kernel

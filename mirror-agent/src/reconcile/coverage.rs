@@ -19,15 +19,17 @@ use super::{
     routes::{INGRESS, Routes},
 };
 use crate::{
-    dataplane::{Dataplane, TapCount},
-    links::{LinkTable, NicPlace},
+    kernel::{
+        dataplane::{Dataplane, TapCount},
+        links::{LinkTable, NicPlace},
+    },
     model::{
         Actual, ActualTap, Desired, Device, HookState, LinkKind, LinkSnapshot, MirrorId, Owner, Program, Tap,
     },
-    pace::rest,
-    pods::PodSource,
     report::{Judged, NicCoverage, Report},
     select::{Skipped, Why},
+    sources::PodSource,
+    util::pace::rest,
 };
 
 /// The shortest interval between two readings.

@@ -9,8 +9,8 @@ use tokio::time::Instant;
 
 use super::RETRY;
 use crate::{
-    backoff::Backoff,
     model::{Device, Op},
+    util::backoff::Backoff,
 };
 
 /// The devices that wait.

@@ -17,12 +17,11 @@ use tokio::time::Instant;
 
 use super::{Reconciler, look::Node};
 use crate::{
-    dataplane::Dataplane,
-    links::LinkTable,
+    kernel::{dataplane::Dataplane, links::LinkTable},
     mirror_iface,
     model::{Actual, Device, LinkChange, LinkSnapshot, NetnsId, Pod, Tap},
-    pods::PodSource,
     select::{Policy, Skipped, Why},
+    sources::PodSource,
 };
 
 /// The delay before another attempt to create a device after a failure.

@@ -16,11 +16,13 @@ use super::{
     refused::{refuse_mirrors, refuse_selection},
 };
 use crate::{
-    dataplane::Dataplane,
-    links::{LinkTable, PodNetns},
+    kernel::{
+        dataplane::Dataplane,
+        links::{LinkTable, PodNetns},
+    },
     model::{Actual, LinkSnapshot, Pod},
-    pods::PodSource,
     select::{Capture, Choice, Selection, keep_installed},
+    sources::PodSource,
 };
 
 /// The number of times that a round looks at the node while it changes devices. A process of a pod can change devices

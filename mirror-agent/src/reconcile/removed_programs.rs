@@ -12,9 +12,9 @@ use mirror_common::verdict::Direction;
 use tokio::time::Instant;
 
 use crate::{
-    backoff::Backoff,
     model::{Actual, ActualTap, Desired, Device, HookState, Program},
     select::{Skipped, Why},
+    util::backoff::Backoff,
 };
 
 /// The time that the reason stays.

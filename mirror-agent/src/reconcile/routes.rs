@@ -22,12 +22,11 @@ use tracing::{debug, info};
 
 use super::Reconciler;
 use crate::{
-    dataplane::Dataplane,
-    links::LinkTable,
+    kernel::{dataplane::Dataplane, links::LinkTable},
     model::{Actual, Desired, Device, LinkSnapshot, Owner, Tap},
-    pace::rest,
-    pods::PodSource,
     select::{Capture, Choice, Selection, select},
+    sources::PodSource,
+    util::pace::rest,
 };
 
 /// The index of packets to the pod, in tables by direction.

@@ -4,8 +4,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// The longest time between two rounds, in case an event was lost.
-pub(crate) const TICK: Duration = Duration::from_secs(60);
+use crate::report::TICK;
 
 /// The earliest of the times at which something is due without an event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

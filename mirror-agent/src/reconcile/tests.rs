@@ -24,14 +24,17 @@ use mirror_core::{coverage::Carried, destination::Destination, exit, mirror_ifac
 
 use super::{carry_out::SLICE, look::MOST_LOOKS, *};
 use crate::{
-    dataplane::fake::Fake,
-    links::{NicPlace, PodNetns},
+    kernel::{
+        dataplane::fake::Fake,
+        links::{NicPlace, PodNetns},
+    },
     model::{
         ALIAS, Actual, ActualTap, Device, DeviceTarget, Directions, Ended, HookState, IfIndex, Link,
         LinkChange, LinkKind, LinkSnapshot, MirrorId, NetnsId, Op, Origin, Owner, Peer, Place, Pod, PodId,
         PodLinks, Program, Request, Resource, ResourceId, RingId, Selector, Session, Tap, TapHead, Target,
         TargetName, TargetResource,
     },
+    report::TICK,
     select::{Capture, MIRROR, Wants, Why},
     settings::{Budget, KEYS, Rate, Settings, parse_filter},
 };

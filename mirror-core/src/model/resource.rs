@@ -1,6 +1,6 @@
 //! A `Mirror`, `ClusterMirror` or `MirrorTarget` of the Kubernetes API, with the fields that a node needs.
 //!
-//! Data, and the evaluation of selectors. `pods/kube` reads resources from the API, `select` applies them.
+//! Data, and the evaluation of selectors. `sources/kube` reads resources from the API, `select` applies them.
 
 use std::{
     collections::{BTreeMap, BTreeSet},

@@ -24,7 +24,7 @@ use aya::{
     maps::{Array, ArrayOfMaps, HashMap, MapData, PerCpuArray, RingBuf},
     programs::{SchedClassifier, TcAttachType},
 };
-use mirror_agent::dataplane::filter_programs::{FilterMap, FilterProgram};
+use mirror_agent::kernel::dataplane::filter_programs::{FilterMap, FilterProgram};
 use mirror_common::{
     abi::{
         DeviceKey, SESSION_FILTERED, SESSION_METERED, Session, SessionCounters, TARGET_CUTS,

@@ -3,7 +3,7 @@
 
 #![no_main]
 
-#[path = "../../../mirror-agent/src/cmd/filter/capture.rs"]
+#[path = "../../../mirror-agent/src/cli/filter/capture.rs"]
 mod capture;
 
 use libfuzzer_sys::fuzz_target;

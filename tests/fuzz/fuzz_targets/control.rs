@@ -3,7 +3,7 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use mirror_agent::control::{Answer, Request, Subject, parse};
+use mirror_agent::capture::control::{Answer, Request, Subject, parse};
 use mirror_core::settings::SETTINGS;
 use serde_json::{from_str, to_string};
 

@@ -7,7 +7,7 @@ use libfuzzer_sys::{
     arbitrary::{self, Arbitrary},
     fuzz_target,
 };
-use mirror_agent::links::{device, messages};
+use mirror_agent::kernel::links::{device, messages};
 
 /// Types of messages, and of attributes of a device (include/uapi/linux).
 const DONE: u16 = 3;

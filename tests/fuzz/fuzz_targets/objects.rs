@@ -4,7 +4,7 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use mirror_agent::pods::kube::{Bounded, Kind};
+use mirror_agent::sources::kube::{Bounded, Kind};
 use mirror_api::{
     ClusterMirror, Mirror, MirrorNode, MirrorStatus, MirrorTarget, MirrorTargetStatus, SettingsSpec, sum,
 };

@@ -6,7 +6,7 @@
 use std::collections::BTreeSet;
 
 use libfuzzer_sys::fuzz_target;
-use mirror_agent::pods::parse::parse;
+use mirror_agent::sources::parse::parse;
 use mirror_common::abi::MAX_SESSIONS_PER_TAP;
 use mirror_core::select::{Filters, Policy, choose};
 

@@ -10,8 +10,8 @@ use libfuzzer_sys::{
     fuzz_target,
 };
 use mirror_agent::{
-    dataplane::rings::split,
-    recording::{Bound, Clock, Excerpt, Kept, Plan, Recorder, Sink, Source},
+    capture::recording::{Bound, Clock, Excerpt, Kept, Plan, Recorder, Sink, Source},
+    kernel::dataplane::rings::split,
 };
 use mirror_capture::blocks::{Block, Blocks};
 use mirror_common::stream::HEAD;

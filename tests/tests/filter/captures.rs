@@ -7,7 +7,7 @@ use std::{
     process::{Command, Output, Stdio},
 };
 
-use mirror_agent::cmd::filter::matches;
+use mirror_agent::cli::filter::matches;
 use mirror_core::filter::compile;
 use mirror_tests::{
     filters::{expression, frame},

@@ -14,9 +14,11 @@ use std::{
 };
 
 use mirror_agent::{
-    cmd::tail::{self, Subject},
-    control::{self, READER_RING, ReaderOf, Request},
-    dataplane::pins::Pins,
+    capture::{
+        control::{self, READER_RING, ReaderOf, Request},
+        tail::{self, Subject},
+    },
+    kernel::dataplane::pins::Pins,
 };
 use mirror_core::model::{Directions, Selector};
 use mirror_tests::{

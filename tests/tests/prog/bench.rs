@@ -13,7 +13,7 @@ use aya::{
     programs::{SchedClassifier, TcAttach, TcAttachType, tc::NlOptions},
     util::nr_cpus,
 };
-use mirror_agent::dataplane::filter_programs::FilterProgram;
+use mirror_agent::kernel::dataplane::filter_programs::FilterProgram;
 use mirror_common::{
     abi::{
         Delivery, DeviceKey, MAX_FORMS, Session, SessionCounters, TARGET_CUTS, TARGET_QUEUELESS, TARGET_UP,

@@ -5,7 +5,7 @@ use std::{
     os::fd::{AsFd as _, AsRawFd as _},
 };
 
-use mirror_agent::dataplane::filter_programs::{FilterProgram, LoadError};
+use mirror_agent::kernel::dataplane::filter_programs::{FilterProgram, LoadError};
 use mirror_common::abi::{FILTER_DIFFERS, FILTER_MATCHES};
 use mirror_core::filter::{
     classic::{Instruction, Program},

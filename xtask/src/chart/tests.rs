@@ -66,7 +66,7 @@ fn a_monitor_selects_labels_in_its_namespace_and_names_a_port_that_is_there() {
         Ok(())
     });
     let path = format!("{:?} => Self::metrics", prometheus::METRICS_PATH);
-    assert!(read("mirror-agent/src/admin.rs").contains(&path), "the agent has no {path}");
+    assert!(read("mirror-agent/src/report/admin.rs").contains(&path), "the agent has no {path}");
 }
 
 #[test]

@@ -5,7 +5,7 @@ use mirror_common::verdict::{Direction, Hook};
 use mirror_core::coverage::{Count, Doubt, State, Way};
 
 use super::*;
-use crate::{dataplane::TapCount, model::Hidden, report::NicCoverage};
+use crate::{kernel::dataplane::TapCount, model::Hidden, report::NicCoverage};
 
 /// Packets to the pod that have passed the hook (`seen`), and that have bypassed the node side (`around`).
 #[derive(Default)]

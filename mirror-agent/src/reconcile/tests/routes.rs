@@ -5,7 +5,7 @@ use mirror_core::coverage::{Count, Doubt, Reason, State};
 
 use super::*;
 use crate::{
-    dataplane::TapCount,
+    kernel::dataplane::TapCount,
     model::{FIRST_IFINDEX, Hidden, PodSide},
     report::NicCoverage,
 };

@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, path::PathBuf};
 
 use aya::maps::{Array, HashMap, Map, MapData};
-use mirror_agent::dataplane::filter_programs::{FilterMap, FilterProgram};
+use mirror_agent::kernel::dataplane::filter_programs::{FilterMap, FilterProgram};
 use mirror_common::abi::{ABI_VERSION, SessionInfo};
 use mirror_core::settings::parse_filter;
 use mirror_tests::{Lab, programs_in};

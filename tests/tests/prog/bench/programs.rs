@@ -14,7 +14,7 @@ use aya::{
     programs::SchedClassifier,
     util::nr_cpus,
 };
-use mirror_agent::dataplane::filter_programs::{FilterMap, element};
+use mirror_agent::kernel::dataplane::filter_programs::{FilterMap, element};
 use mirror_tests::Lab;
 
 /// Programs that no test uses now.

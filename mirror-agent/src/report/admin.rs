@@ -1,0 +1,130 @@
+//! `/healthz`, `/readyz`, `/metrics` over HTTP/1.
+//!
+//! The server reads state and changes nothing. It shares one thread with the work of the command, so its cost is
+//! bounded: a connection carries one small request, each request has a deadline, and the number of connections is
+//! limited. At the limit, a new connection evicts the oldest. So a silent client delays neither the loop nor a probe.
+//! Spawned by `cli::run` and `cli::controller`.
+
+use std::{convert::Infallible, io, net::SocketAddr, sync::Arc, time::Duration};
+
+use http_body_util::Full;
+use hyper::{
+    Method, Request, Response, StatusCode,
+    body::{Bytes, Incoming},
+    header::{ALLOW, CONTENT_TYPE, HeaderValue},
+    server::conn::http1,
+    service::service_fn,
+};
+use hyper_util::rt::TokioIo;
+use tokio::{net::TcpStream, sync::watch, time::timeout};
+use tracing::{debug, error, info};
+
+use crate::{
+    report::metrics,
+    util::{accept, told::is_news},
+};
+
+/// Maximum number of concurrent connections.
+const CONNECTIONS: usize = 32;
+/// Timeout from the accepted connection to the last byte of the answer.
+const DEADLINE: Duration = Duration::from_secs(10);
+/// Maximum length of a request in bytes: the minimum that hyper allows.
+const REQUEST: usize = 8192;
+/// The sources of the answers, called for each request.
+pub struct Admin {
+    /// Whether the program is alive; otherwise the reason.
+    pub alive: Check,
+    /// Whether it is ready; otherwise the reason.
+    pub ready: Check,
+    /// Its metrics.
+    pub metrics: Box<dyn Fn() -> anyhow::Result<String> + Send + Sync>,
+}
+
+/// An answer to a probe.
+pub type Check = Box<dyn Fn() -> Result<(), String> + Send + Sync>;
+
+/// Serves at `address` until the task is aborted. If the address cannot be bound, retries; `trouble` gets the reason,
+/// and it is logged once. Mirroring does not depend on this server.
+pub async fn run(address: SocketAddr, admin: Admin, trouble: watch::Sender<Option<String>>) {
+    let failed = |error: io::Error| {
+        let why = format!(
+            "cannot listen on {address}: {error}; choose another --listen, or switch it off with --listen ''"
+        );
+        if trouble.send_if_modified(|told| is_news(told, &why)) {
+            error!(
+                error = why,
+                "health, readiness and metrics are not served; mirroring continues, and the agent retries"
+            );
+        }
+    };
+    let listener = accept::bind(address, failed).await;
+    trouble.send_replace(None);
+    let listen = listener.local_addr().unwrap_or(address);
+    info!(%listen, "serving /healthz, /readyz and /metrics");
+    let admin = Arc::new(admin);
+    let serve = |stream| connection(stream, Arc::clone(&admin));
+    accept::of_anybody(listener, CONNECTIONS, "--listen", serve).await;
+}
+
+/// Serves one request.
+async fn connection(stream: TcpStream, admin: Arc<Admin>) {
+    let answer = service_fn(|request: Request<Incoming>| {
+        let response = admin.answer(request.method(), request.uri().path());
+        async { Ok::<_, Infallible>(response) }
+    });
+    let served = http1::Builder::new()
+        .keep_alive(false)
+        .header_read_timeout(None)
+        .max_buf_size(REQUEST)
+        .serve_connection(TokioIo::new(stream), answer);
+    match timeout(DEADLINE, served).await {
+        Ok(Ok(())) => {}
+        Ok(Err(error)) => debug!(%error, "a connection to --listen failed"),
+        Err(_) => debug!("a connection to --listen took too long"),
+    }
+}
+
+impl Admin {
+    fn answer(&self, method: &Method, path: &str) -> Response<Full<Bytes>> {
+        let answer: fn(&Self) -> Response<Full<Bytes>> = match path {
+            "/healthz" => |admin| state((admin.alive)()),
+            "/readyz" => |admin| state((admin.ready)()),
+            "/metrics" => Self::metrics,
+            _ => return text(StatusCode::NOT_FOUND, "there are /healthz, /readyz and /metrics\n".into()),
+        };
+        if !matches!(*method, Method::GET | Method::HEAD) {
+            let mut response = text(StatusCode::METHOD_NOT_ALLOWED, "it can only be read\n".into());
+            response.headers_mut().insert(ALLOW, HeaderValue::from_static("GET, HEAD"));
+            return response;
+        }
+        answer(self)
+    }
+
+    fn metrics(&self) -> Response<Full<Bytes>> {
+        match (self.metrics)() {
+            Ok(metrics) => {
+                let mut response = text(StatusCode::OK, metrics);
+                response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(metrics::CONTENT_TYPE));
+                response
+            }
+            Err(error) => {
+                text(StatusCode::INTERNAL_SERVER_ERROR, format!("cannot read the metrics: {error:#}\n"))
+            }
+        }
+    }
+}
+
+/// The answer to a probe.
+pub(crate) fn state(state: Result<(), String>) -> Response<Full<Bytes>> {
+    match state {
+        Ok(()) => text(StatusCode::OK, "ok\n".into()),
+        Err(reason) => text(StatusCode::SERVICE_UNAVAILABLE, reason + "\n"),
+    }
+}
+
+fn text(status: StatusCode, text: String) -> Response<Full<Bytes>> {
+    let mut response = Response::new(Full::from(text));
+    *response.status_mut() = status;
+    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("text/plain; charset=utf-8"));
+    response
+}
