@@ -19,7 +19,7 @@ const RELEASE: [&str; 2] = ["app.kubernetes.io/name", "app.kubernetes.io/instanc
 /// The beginning of `reportingController` of podmirror's Events.
 const REPORTER: &str = "podmirror.io/";
 
-/// The kinds of lists that the archive has a special part of.
+/// The lists from which the archive takes a part, by their kinds.
 pub(super) const PODS: &str = "pods";
 const NODES: &str = "nodes";
 
