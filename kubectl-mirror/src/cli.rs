@@ -326,9 +326,10 @@ impl TailArgs {
 
 impl Args for SettingArgs {
     fn augment_args(command: clap::Command) -> clap::Command {
-        command.args(
-            SETTINGS.iter().map(|of| Arg::new(of.key).long(of.key).value_name(of.value_name).help(of.help)),
-        )
+        command.args(SETTINGS.iter().map(|of| {
+            let arg = Arg::new(of.key).long(of.key).help(of.help);
+            if of.is_switch() { arg.action(ArgAction::SetTrue) } else { arg.value_name(of.value_name) }
+        }))
     }
 
     fn augment_args_for_update(command: clap::Command) -> clap::Command {

@@ -4,7 +4,7 @@
 //! through [`Kernel`]. The steps of a session, with the names of their functions:
 //!
 //! 1. `check_direction`: does the session copy packets of this kind and direction?
-//! 2. `filter_and_sample`: does the packet pass the session's filter, and is its flow in the sample?
+//! 2. `check_selection`: does the session select the packet, by its filter and by its header? (`facts`)
 //! 3. `check_duplicate`: has the packet been copied in the same form already? (`marks`)
 //! 4. `check_target`: is there a target, can it take a copy in the session's form, and does anybody read it?
 //! 5. charge: do the rates and budgets allow a copy? Late, so that only copies are charged. (`limit`)
@@ -19,6 +19,7 @@ use crate::{
         TARGET_GUARDED, TARGET_METERED, TARGET_QUEUELESS, TARGET_STREAM, TARGET_TUNNEL, TARGET_UP,
         TARGET_WHEN_READ, Tap,
     },
+    facts::{self, Facts},
     limit::charge::Paid,
     marks,
     verdict::{Direction, Hook, Verdict},
@@ -75,9 +76,8 @@ pub trait Kernel {
     fn filter(&mut self, session: &Session) -> u32;
     /// Answers a question about the packet in this session.
     fn answer(&mut self, question: Question, packet: Packet, tap: &Tap, session: &Session) -> bool;
-    /// Step 2 for a session with a sample: [`in_sample`](crate::sample::in_sample) on the packet's header. `None`: the
-    /// header cannot be read.
-    fn sample(&mut self, session: &Session) -> Option<bool>;
+    /// Step 2 for a session that [needs facts](facts::are_needed) about the packet's header.
+    fn facts(&mut self, session: &Session) -> Facts;
     /// The target at this index of `TARGETS`, as seen from the tap.
     fn target(&mut self, tap: &Tap, index: u32) -> Option<Reach>;
     /// Step 5 for a session that has limits, or whose target has a ceiling: [`charge`](crate::limit::charge::charge).
@@ -178,7 +178,7 @@ fn run<K: Kernel>(
     copies: Copies,
 ) -> Result<u32, Verdict> {
     check_direction(packet, direction, session)?;
-    filter_and_sample(kernel, packet, tap, session)?;
+    check_selection(kernel, packet, tap, session)?;
     check_duplicate(session, copies)?;
     let target = kernel.target(tap, session.target).ok_or(Verdict::Failed)?;
     check_target(packet, session, target)?;
@@ -221,9 +221,9 @@ const fn check_direction(packet: Packet, direction: Direction, session: &Session
     Ok(())
 }
 
-/// Step 2: whether the packet passes the session's filter and sample, if the session has them.
+/// Step 2: whether the session selects the packet, by its filter and by its header.
 #[inline(always)]
-fn filter_and_sample<K: Kernel>(
+fn check_selection<K: Kernel>(
     kernel: &mut K,
     packet: Packet,
     tap: &Tap,
@@ -238,14 +238,7 @@ fn filter_and_sample<K: Kernel>(
             _ => return Err(Verdict::Failed),
         }
     }
-    if session.sample != 0 {
-        match kernel.sample(session) {
-            Some(true) => {}
-            Some(false) => return Err(Verdict::SampledOut),
-            None => return Err(Verdict::Failed),
-        }
-    }
-    Ok(())
+    if facts::are_needed(session) { kernel.facts(session).check(session) } else { Ok(()) }
 }
 
 /// Whether the filter is left to the reader: the packet is a super-frame for a stream, whose reader filters each

@@ -9,6 +9,7 @@
 pub mod abi;
 pub mod counters;
 pub mod decide;
+pub mod facts;
 pub mod identity;
 pub mod limit;
 pub mod marks;

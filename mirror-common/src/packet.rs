@@ -30,6 +30,42 @@ pub fn header(bytes: &[u8], len: u32) -> Header {
     header
 }
 
+/// Ethertypes of VLAN tags.
+const VLANS: [u16; 3] = [0x8100, 0x88a8, 0x9100];
+
+/// Returns the ethertype after the VLAN tags, and the offset of the bytes after it.
+#[inline(always)]
+pub(crate) fn network(header: &Header) -> (u16, usize) {
+    let mut at = 12;
+    let mut ethertype = be16(header, at);
+    // At most two tags, as in 802.1ad.
+    if VLANS.contains(&ethertype) {
+        at += 4;
+        ethertype = be16(header, at);
+        if VLANS.contains(&ethertype) {
+            at += 4;
+            ethertype = be16(header, at);
+        }
+    }
+    (ethertype, at + 2)
+}
+
+/// The byte at an offset. No offset that is used is beyond the header; the mask proves it to the verifier.
+#[inline(always)]
+pub(crate) fn byte(header: &Header, at: usize) -> u8 {
+    header[at & (HEADER_BYTES - 1)]
+}
+
+#[inline(always)]
+pub(crate) fn be16(header: &Header, at: usize) -> u16 {
+    u16::from(byte(header, at)) << 8 | u16::from(byte(header, at + 1))
+}
+
+#[inline(always)]
+pub(crate) fn be32(header: &Header, at: usize) -> u32 {
+    u32::from(be16(header, at)) << 16 | u32::from(be16(header, at + 2))
+}
+
 /// Returns the length in bytes of the header's frame.
 #[inline(always)]
 pub const fn len(header: &Header) -> u32 {

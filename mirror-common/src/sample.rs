@@ -3,7 +3,7 @@
 //! Pure. With the same seed all nodes make the same choice, so a connection that crosses nodes is in or out on all of
 //! them. Rates are in `limit`; filters are separate programs.
 
-use crate::packet::{Header, len};
+use crate::packet::{Header, be16, be32, byte, len, network};
 
 /// The default seed of all nodes.
 pub const DEFAULT_SEED: u32 = 0x706f_646d;
@@ -11,7 +11,6 @@ pub const DEFAULT_SEED: u32 = 0x706f_646d;
 /// Ethertypes and IP protocols that are parsed.
 const IPV4: u16 = 0x0800;
 const IPV6: u16 = 0x86dd;
-const VLANS: [u16; 3] = [0x8100, 0x88a8, 0x9100];
 const TCP: u8 = 6;
 const UDP: u8 = 17;
 const SCTP: u8 = 132;
@@ -28,18 +27,7 @@ pub fn in_sample(header: &Header, seed: u32, share: u32) -> bool {
 #[inline(always)]
 pub fn flow_hash(header: &Header, seed: u32) -> u32 {
     let len = len(header);
-    let mut at = 12;
-    let mut ethertype = be16(header, at);
-    // At most two tags, as in 802.1ad.
-    if VLANS.contains(&ethertype) {
-        at += 4;
-        ethertype = be16(header, at);
-        if VLANS.contains(&ethertype) {
-            at += 4;
-            ethertype = be16(header, at);
-        }
-    }
-    let ip = at + 2;
+    let (ethertype, ip) = network(header);
     let (from, to, protocol) = match ethertype {
         IPV4 if len as usize >= ip + 20 => ipv4(header, ip, seed),
         IPV6 if len as usize >= ip + 40 => ipv6(header, ip, seed),
@@ -87,22 +75,6 @@ fn ports(header: &Header, transport: usize, protocol: u8, is_fragment: bool) -> 
 #[inline(always)]
 fn mac(header: &Header, at: usize, seed: u32) -> u32 {
     finish(mix(mix(seed, be32(header, at)), be16(header, at + 4).into()))
-}
-
-/// Every offset used here is within the header; the mask proves it to the verifier.
-#[inline(always)]
-fn byte(header: &Header, at: usize) -> u8 {
-    header[at & (header.len() - 1)]
-}
-
-#[inline(always)]
-fn be16(header: &Header, at: usize) -> u16 {
-    u16::from(byte(header, at)) << 8 | u16::from(byte(header, at + 1))
-}
-
-#[inline(always)]
-fn be32(header: &Header, at: usize) -> u32 {
-    u32::from(be16(header, at)) << 16 | u32::from(be16(header, at + 2))
 }
 
 /// A round of MurmurHash3 (32 bits, public domain).

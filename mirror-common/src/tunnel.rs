@@ -8,7 +8,7 @@ pub mod arguments;
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-use crate::packet::{HEADER_BYTES, Header};
+use crate::packet::{Header, be16, be32, byte};
 
 /// Maximum number of tunnels of a node: one for each target.
 pub const MAX_TUNNELS: usize = crate::abi::MAX_TARGETS as usize;
@@ -73,13 +73,13 @@ fn way_and_key(header: &Header) -> Option<(u32, u32)> {
     let mut ip = 14;
     // At most two VLAN tags.
     for _ in 0..2 {
-        if is_in(VLAN, u16_at(header, ip - 2)) {
+        if is_in(VLAN, be16(header, ip - 2)) {
             ip += 4;
         }
     }
-    let (protocol, inner) = match u16_at(header, ip - 2) {
+    let (protocol, inner) = match be16(header, ip - 2) {
         // Not a later fragment of a fragmented packet.
-        IPV4 if u16_at(header, ip + 6) & 0x1fff == 0 => {
+        IPV4 if be16(header, ip + 6) & 0x1fff == 0 => {
             (byte(header, ip + 9), ip + 4 * (byte(header, ip) & 0xf) as usize)
         }
         // The kernel adds no extension headers to a tunnel's packet.
@@ -87,14 +87,14 @@ fn way_and_key(header: &Header) -> Option<(u32, u32)> {
         _ => return None,
     };
     match protocol {
-        UDP => Some((u16_at(header, inner + 2) as u32, u32_at(header, inner + 12) >> 8)),
+        UDP => Some((be16(header, inner + 2) as u32, be32(header, inner + 12) >> 8)),
         PROTOCOL_GRE => {
-            let (flags, way) = (u16_at(header, inner), 0x1_0000 | u16_at(header, inner + 2) as u32);
+            let (flags, way) = (be16(header, inner), 0x1_0000 | be16(header, inner + 2) as u32);
             let checksum = if flags & HAS_CHECKSUM == 0 { 0 } else { 4 };
             match way {
-                GRE if flags & HAS_KEY != 0 => Some((way, u32_at(header, inner + 4 + checksum))),
+                GRE if flags & HAS_KEY != 0 => Some((way, be32(header, inner + 4 + checksum))),
                 // A sequence number precedes the ERSPAN header.
-                ERSPAN => Some((way, (u16_at(header, inner + 10) & ERSPAN_SESSION) as u32)),
+                ERSPAN => Some((way, (be16(header, inner + 10) & ERSPAN_SESSION) as u32)),
                 _ => None,
             }
         }
@@ -105,22 +105,6 @@ fn way_and_key(header: &Header) -> Option<(u32, u32)> {
 #[inline(always)]
 fn is_in(of: [u16; 2], value: u16) -> bool {
     of[0] == value || of[1] == value
-}
-
-#[inline(always)]
-fn u16_at(header: &Header, at: usize) -> u16 {
-    u16::from_be_bytes([byte(header, at), byte(header, at + 1)])
-}
-
-#[inline(always)]
-fn u32_at(header: &Header, at: usize) -> u32 {
-    (u16_at(header, at) as u32) << 16 | u16_at(header, at + 2) as u32
-}
-
-/// The mask shows the verifier that the index is in bounds. No offset here is that large.
-#[inline(always)]
-fn byte(header: &Header, at: usize) -> u8 {
-    header[at & (HEADER_BYTES - 1)]
 }
 
 #[cfg(test)]

@@ -25,8 +25,8 @@ use mirror_common::{
         SessionInfo, TARGET_PLACES, TARGET_TUNNEL, Tap, TapOwner, Target,
     },
     decide::{self, Cloned, Kernel, Packet, Question, Reach},
+    facts::Facts,
     limit::charge::Paid,
-    sample::in_sample,
     verdict::{Direction, Hook, Verdict},
 };
 
@@ -156,12 +156,8 @@ impl Kernel for Skb {
     }
 
     #[inline(always)]
-    fn sample(&mut self, session: &Session) -> Option<bool> {
-        match sample(self.skb, session.sample, session.seed) {
-            IN_SAMPLE => Some(true),
-            NOT_IN_SAMPLE => Some(false),
-            _ => None,
-        }
+    fn facts(&mut self, session: &Session) -> Facts {
+        Facts::from_bits(facts(self.skb, session.sample, session.seed))
     }
 
     #[inline(always)]
@@ -262,22 +258,17 @@ extern "C" fn filter(skb: *mut __sk_buff, place: u32) -> u32 {
     core::hint::black_box(0)
 }
 
-/// Return values of [`sample`].
-const IN_SAMPLE: u32 = 1;
-const NOT_IN_SAMPLE: u32 = 0;
-const UNKNOWN: u32 = 2;
-
-/// Whether the packet is in a sample. The arguments are fields of the session.
+/// The facts about the packet's header. The other arguments are fields of the session.
 ///
 /// A global function, so the verifier checks it once, and not again for every path that leads to it.
 #[unsafe(no_mangle)]
 #[inline(never)]
-extern "C" fn sample(skb: *mut __sk_buff, share: u32, seed: u32) -> u32 {
-    match header::read(skb) {
-        Some(header) if in_sample(header, seed, share) => IN_SAMPLE,
-        Some(_) => NOT_IN_SAMPLE,
-        None => UNKNOWN,
-    }
+extern "C" fn facts(skb: *mut __sk_buff, sample: u32, seed: u32) -> u32 {
+    let facts = match header::read(skb) {
+        Some(header) => Facts::of(header, sample, seed),
+        None => Facts::UNREAD,
+    };
+    facts.to_bits()
 }
 
 #[cfg(not(test))]

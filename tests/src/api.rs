@@ -83,15 +83,20 @@ impl Api {
         Relay::start(lab.node(), self.relay.address())
     }
 
-    /// Starts another API server, which has the present objects and can be made to lag behind.
+    /// Starts another API server with more arguments, which has the present objects and can be made to lag behind.
     #[track_caller]
-    pub fn lagging(&self) -> LaggingApi {
-        LaggingApi::start(&self.kubectl)
+    pub fn another(&self, arguments: &[&str]) -> LaggingApi {
+        LaggingApi::start(&self.kubectl, arguments)
     }
 
     /// Closes the node's connections, and directs new ones to another API server, as a load balancer does.
     pub fn lead_to(&self, server: &LaggingApi) {
         self.relay.lead_to(server.address());
+    }
+
+    /// The same, to the first API server again.
+    pub fn lead_back(&self) {
+        self.relay.lead_to(self.relay.address());
     }
 }
 

@@ -1,8 +1,8 @@
 //! Another API server of the same cluster. A test can cut its connection to the store, so that the server answers with
 //! old objects.
 //!
-//! It is the same program with the same arguments, except for its port and its connection to etcd, and it writes no
-//! audit log. [`Api`] starts it.
+//! It is the same program with the same arguments, except for its port, its connection to etcd and those of the test,
+//! and it writes no audit log. [`Api`] starts it.
 
 use std::{
     fs,
@@ -27,9 +27,9 @@ pub struct LaggingApi {
 }
 
 impl LaggingApi {
-    /// Starts the server, and waits until it has the story's pods.
+    /// Starts the server with more arguments, and waits until it has the story's pods.
     #[track_caller]
-    pub(crate) fn start(kubectl: &Kubectl) -> Self {
+    pub(crate) fn start(kubectl: &Kubectl, more: &[&str]) -> Self {
         let components = kubectl.cluster().components().expect("the cluster was built here");
         let pid = components.pid("kube-apiserver").expect("the API server runs");
         let process = Path::new("/proc").join(pid.to_string());
@@ -52,6 +52,7 @@ impl LaggingApi {
             // Otherwise both servers would publish the same endpoint.
             "--endpoint-reconciler-type=none".to_owned(),
         ]);
+        command.args(more);
         let lagging = Self { _process: Process::start(&mut command), store, address };
         let pods = kubectl.kubectl("get pods -o name");
         eventually(START, || {
@@ -72,7 +73,8 @@ impl LaggingApi {
         self.store.set(way);
     }
 
-    pub(crate) fn address(&self) -> SocketAddr {
+    /// Its address.
+    pub fn address(&self) -> SocketAddr {
         self.address
     }
 }

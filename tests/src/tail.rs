@@ -261,6 +261,20 @@ impl PacketFile {
         Self::parse(&fs::read(path).unwrap())
     }
 
+    /// Reads a file that ends with a whole block.
+    #[track_caller]
+    pub fn whole(path: &Path) -> Self {
+        let bytes = fs::read(path).unwrap();
+        let mut rest = &bytes[..];
+        while !rest.is_empty() {
+            let length = u32::from_le_bytes(rest[4..8].try_into().unwrap()) as usize;
+            let (block, after) = rest.split_at(length);
+            assert_eq!(block[4..8], block[length - 4..], "the length of a block");
+            rest = after;
+        }
+        Self::parse(&bytes)
+    }
+
     /// Parses the bytes of a file. They can end in the middle of a block.
     pub fn parse(bytes: &[u8]) -> Self {
         let u32_at =

@@ -64,7 +64,7 @@ pub(crate) fn run(args: BenchArgs) -> Result<()> {
     }
     match bench {
         Bench::Packet | Bench::Target | Bench::Capture => cargo.run(),
-        Bench::Scale | Bench::Controller | Bench::Packets => level::with_api(&mut cargo),
+        Bench::Scale | Bench::Controller | Bench::Packets => level::with_api(&mut cargo, None),
         Bench::Switch => vm::bench_switch(),
         Bench::Traffic => {
             programs::bring(&programs::TRAFFIC)?;

@@ -7,7 +7,10 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Result, ensure};
 use clap::Subcommand;
-use mirror_test_cluster::{Built, TestCluster as _, built};
+use mirror_test_cluster::{
+    Built, TestCluster as _,
+    built::{self, Cni, Mode},
+};
 
 use crate::process::is_root;
 
@@ -43,7 +46,11 @@ enum Action {
 pub(crate) fn run(args: ClusterArgs) -> Result<()> {
     ensure!(is_root(), "the cluster needs root, for network namespaces, cgroups and mounts");
     match args.action {
-        Action::Up { cni, api_only } => built::up(api_only, cni.map(|name| name.parse()).transpose()?),
+        Action::Up { api_only: true, .. } => built::up(Some(Mode::ApiOnly(None))),
+        Action::Up { cni, .. } => {
+            let cni: Option<Cni> = cni.map(|name| name.parse()).transpose()?;
+            built::up(cni.map(Mode::Node))
+        }
         Action::Down => built::down(),
         Action::Smoke => built::smoke(),
         Action::Import { archive } => Built::at(Path::new(built::KUBECONFIG))?.import(&archive),

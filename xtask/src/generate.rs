@@ -4,7 +4,7 @@
 //!
 //! `--check` changes nothing, and fails if a file is not up to date. `lint` calls it that way.
 
-use std::fs;
+use std::{fs, path::Path};
 
 use anyhow::{Context as _, Result, ensure};
 
@@ -80,8 +80,13 @@ fn printed() -> Result<[(&'static str, String); 3]> {
 
 /// The files that helm and helm-docs make of the chart.
 fn of_chart() -> Result<[(&'static str, String); 2]> {
-    let rendered = api_service_first(&(HEAD.to_owned() + &without_helm(&chart::rendered()?)))?;
+    let rendered = manifest(chart::CHART.as_ref())?;
     Ok([("deploy/rendered/podmirror.yaml", rendered), ("deploy/chart/README.md", chart::readme()?)])
+}
+
+/// The objects of a chart, for those who have no Helm.
+pub(crate) fn manifest(chart: &Path) -> Result<String> {
+    api_service_first(&(HEAD.to_owned() + &without_helm(&chart::rendered(chart)?)))
 }
 
 /// Removes the lines that name Helm as the objects' manager.

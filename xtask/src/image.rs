@@ -8,7 +8,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result, ensure};
 use serde_json::{Value, json};
 
 use crate::{
@@ -22,8 +22,8 @@ use crate::{
 /// Name and tag of the image: the chart's defaults.
 pub(crate) const REFERENCE: &str = concat!("localhost/mirror-agent:", env!("CARGO_PKG_VERSION"));
 
-/// The largest acceptable size of an image for users, in bytes.
-const MAX_BYTES: u64 = 20_000_000;
+/// The largest acceptable size of an agent for users, in bytes.
+const MAX_BYTES: usize = 20_000_000;
 
 /// The command line of `cargo xtask image`.
 #[derive(Debug, clap::Args)]
@@ -43,7 +43,7 @@ pub(crate) fn run(args: ImageArgs) -> Result<()> {
     let name = format!("mirror-agent-{}-{}.tar", env!("CARGO_PKG_VERSION"), arch.name());
     let output = output.unwrap_or_else(|| workspace::root().join("target/image").join(name));
     let bytes = build(arch, portable::RELEASE, &output)?.bytes;
-    println!("    {REFERENCE} for {}, {:.1} MB: {}", arch.name(), megabytes(bytes), output.display());
+    println!("    {REFERENCE} for {}, {:.1} MB: {}", arch.name(), bytes as f64 / 1e6, output.display());
     println!(
         "    on a node: `ctr -n k8s.io images import FILE`, `podman load -i FILE` or `docker load -i FILE`"
     );
@@ -58,30 +58,43 @@ pub(crate) struct Image {
     bytes: u64,
 }
 
+/// The content of an image.
+pub(crate) struct Content {
+    /// The agent, where it was built.
+    agent: PathBuf,
+    pub(crate) entries: Vec<Entry>,
+    /// The runtime's part of the configuration.
+    pub(crate) config: Value,
+}
+
 /// Builds the agent in this profile, and writes the image to `to`.
 pub(crate) fn build(arch: Arch, profile: &str, to: &Path) -> Result<Image> {
+    let Content { agent, entries, config } = content(arch, profile)?;
+    step("writing the image");
+    if let Some(dir) = to.parent() {
+        fs::create_dir_all(dir).with_context(|| dir.display().to_string())?;
+    }
+    write_archive(to, REFERENCE, arch, &entries, &config)?;
+    Ok(Image { archive: to.to_owned(), agent, bytes: fs::metadata(to)?.len() })
+}
+
+/// Builds the agent in this profile: the content of its image.
+pub(crate) fn content(arch: Arch, profile: &str) -> Result<Content> {
     tools::bpf()?;
     let built = portable::linux("mirror-agent", arch, profile)?;
     let agent = built.executable()?;
     let revision =
         built.variables.get("PODMIRROR_REVISION").context("the agent's build script told no revision")?;
-    step("writing the image");
-    if let Some(dir) = to.parent() {
-        fs::create_dir_all(dir).with_context(|| dir.display().to_string())?;
-    }
-    let config = json!({ "Entrypoint": ["/mirror-agent"], "Labels": labels(revision) });
     let binary = fs::read(&agent).with_context(|| agent.display().to_string())?;
-    write_archive(to, REFERENCE, arch, &[Entry::program("mirror-agent", binary)], &config)?;
-    let bytes = fs::metadata(to)?.len();
-    if profile == portable::RELEASE && bytes > MAX_BYTES {
-        bail!("the image has {:.1} MB, more than {:.1}", megabytes(bytes), megabytes(MAX_BYTES));
-    }
-    Ok(Image { archive: to.to_owned(), agent, bytes })
+    let is_small = profile != portable::RELEASE || binary.len() <= MAX_BYTES;
+    ensure!(is_small, "the agent has {} bytes, more than {MAX_BYTES}", binary.len());
+    let config = json!({ "Entrypoint": ["/mirror-agent"], "Labels": labels(revision) });
+    Ok(Content { agent, entries: vec![Entry::program("mirror-agent", binary)], config })
 }
 
 /// The labels for registries and people (OCI annotations). `revision` is that of the agent's build script: the binary
 /// may not run here, and git may have changed since.
-fn labels(revision: &str) -> Value {
+pub(crate) fn labels(revision: &str) -> Value {
     let mut labels = json!({
         "org.opencontainers.image.title": "podmirror",
         "org.opencontainers.image.description": "Copies the packets of chosen Kubernetes pods to a mirror interface",
@@ -94,10 +107,6 @@ fn labels(revision: &str) -> Value {
         labels["org.opencontainers.image.revision"] = json!(revision);
     }
     labels
-}
-
-fn megabytes(bytes: u64) -> f64 {
-    bytes as f64 / 1e6
 }
 
 #[cfg(test)]

@@ -25,8 +25,8 @@ mod install;
 mod layers;
 mod lint;
 mod pins;
-mod plugin;
 mod portable;
+mod release;
 mod test;
 mod tools;
 mod vm;
@@ -36,7 +36,7 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 // The tasks use these as modules of this crate.
-use mirror_test_tools::{apt, arch, archive, process, programs, readers};
+use mirror_test_tools::{apt, arch, archive, layout, process, programs, readers};
 
 /// The tasks of podmirror's developers.
 #[derive(Debug, Parser)]
@@ -64,8 +64,8 @@ enum Task {
     Install,
     /// Check format, lints, layers, dependencies and spelling.
     Lint,
-    /// Build archives of the kubectl plugin, and the manifest for Krew.
-    Plugin(plugin::PluginArgs),
+    /// Make all that a version publishes, and push the image and the chart.
+    Release(release::ReleaseArgs),
     /// Run the tests.
     Test(test::TestArgs),
     /// Run tests on another kernel, in qemu.
@@ -82,7 +82,7 @@ fn main() -> ExitCode {
         Task::Image(args) => image::run(args),
         Task::Install => install::run(),
         Task::Lint => lint::run(),
-        Task::Plugin(args) => plugin::run(args),
+        Task::Release(args) => release::run(args),
         Task::Test(args) => test::run(args),
         Task::Vm(args) => vm::run(args),
     };

@@ -35,6 +35,25 @@ pub(crate) const KUBECONFORM: &str = "0.8.0";
 /// Checks the workflows of the forge.
 // renovate: datasource=go depName=github.com/rhysd/actionlint
 pub(crate) const ACTIONLINT: &str = "1.7.12";
-/// The versions of these schemas: the oldest with all features of the chart, and the newest.
+/// Signs releases.
+// renovate: datasource=go depName=github.com/sigstore/cosign/v2
+pub(crate) const COSIGN: &str = "2.6.5";
+/// Pushes releases to a registry.
+// renovate: datasource=go depName=github.com/google/go-containerregistry
+pub(crate) const CRANE: &str = "0.22.1";
+/// Installs the plugin in the level release.
+// renovate: datasource=go depName=sigs.k8s.io/krew
+pub(crate) const KREW: &str = "0.4.3";
+/// The registry of the level release.
+// renovate: datasource=go depName=github.com/distribution/distribution/v3
+pub(crate) const REGISTRY: &str = "3.1.2";
+/// Links programs for macOS.
+// renovate: datasource=pypi depName=ziglang
+pub(crate) const ZIG: &str = "0.17.0";
+/// Makes cargo link with zig.
+// renovate: datasource=pypi depName=cargo-zigbuild
+pub(crate) const ZIGBUILD: &str = "0.24.0";
+/// The oldest version with all features of the chart, and the newest: of the schemas, and of the API servers in the level
+/// api-versions.
 // renovate: datasource=go depName=k8s.io/kubernetes
 pub(crate) const KUBERNETES: [&str; 2] = ["1.30.14", "1.37.2"];

@@ -1,5 +1,5 @@
-//! Builds for other machines than this one: statically linked for Linux, and for Windows. The programs contain no
-//! directory names of this machine. `image` and `plugin` call this module.
+//! Builds for other machines than this one: statically linked for Linux, and for Windows and macOS. The programs contain
+//! no directory names of this machine. `image`, `release` and `vm` call this module.
 
 use std::process::Command;
 
@@ -17,6 +17,17 @@ use crate::{
 const WINDOWS: &str = "x86_64-pc-windows-gnu";
 /// The linker and C compiler for Windows.
 const MINGW: &str = "x86_64-w64-mingw32-gcc";
+/// Stubs for the linker with the names in Apple's frameworks, which are only on Macs.
+const FRAMEWORKS: &str = "xtask/macos";
+
+/// The platforms of programs for users in the words of Krew, in the order of its manifest, and Rust's targets.
+pub(crate) const PLATFORMS: [(&str, &str); 5] = [
+    ("linux-amd64", Arch::Amd64.target()),
+    ("linux-arm64", Arch::Arm64.target()),
+    ("windows-amd64", WINDOWS),
+    ("darwin-amd64", "x86_64-apple-darwin"),
+    ("darwin-arm64", "aarch64-apple-darwin"),
+];
 
 /// The profile of programs for users.
 pub(crate) const RELEASE: &str = "release";
@@ -24,9 +35,18 @@ pub(crate) const RELEASE: &str = "release";
 /// slower.
 pub(crate) const TEST: &str = "test-image";
 
+/// Builds a package's program for users of one of the platforms.
+pub(crate) fn program(package: &str, platform: &str, target: &str) -> Result<Built> {
+    match platform.split_once('-') {
+        Some(("linux", arch)) => linux(package, arch.parse()?, RELEASE),
+        Some(("windows", _)) => windows(package),
+        _ => macos(package, target),
+    }
+}
+
 /// Builds a package's program for Linux, linked statically, in this profile.
 pub(crate) fn linux(package: &str, arch: Arch, profile: &str) -> Result<Built> {
-    let mut flags = flags();
+    let mut flags = flags(&["-Cstrip=symbols"]);
     // The TLS library contains C and assembler that use nothing of the C library, so the host's compiler is sufficient.
     // Unless fortification is off, some distributions' compilers insert calls of functions that only glibc has.
     let (compiler, c_flags) = if arch == Arch::host()? {
@@ -37,30 +57,46 @@ pub(crate) fn linux(package: &str, arch: Arch, profile: &str) -> Result<Built> {
         flags.push("-Clinker=rust-lld".to_owned());
         (tools::clang()?, "-ffreestanding -nostdlibinc -DRING_CORE_NOSTDLIBINC=1")
     };
-    let mut cargo = cargo(package, arch.target(), profile, &flags)?;
+    let mut cargo = build(workspace::cargo("build"), package, arch.target(), profile, &flags)?;
     let variable = |name: &str| format!("{name}_{}", arch.target().replace('-', "_"));
     cargo.env(variable("CC"), compiler).env(variable("CFLAGS"), c_flags);
     workspace::built_by(cargo)
 }
 
 /// Builds a package's program for Windows on x86-64.
-pub(crate) fn windows(package: &str) -> Result<Built> {
+fn windows(package: &str) -> Result<Built> {
     if find(MINGW).is_none() {
         programs::install_packages(&["gcc-mingw-w64-x86-64"])?;
     }
-    workspace::built_by(cargo(package, WINDOWS, RELEASE, &flags())?)
+    // The linker would write the time into the program.
+    let flags = flags(&["-Cstrip=symbols", "-Clink-arg=-Wl,--no-insert-timestamp"]);
+    workspace::built_by(build(workspace::cargo("build"), package, WINDOWS, RELEASE, &flags)?)
 }
 
-fn flags() -> Vec<String> {
+/// Builds a package's program for macOS. zig links it, and signs it for processors that run no program without a
+/// signature. So zig has to strip it too: a change afterwards would make the signature invalid.
+fn macos(package: &str, target: &str) -> Result<Built> {
+    let frameworks = format!("-Clink-arg=-F{}", workspace::root().join(FRAMEWORKS).display());
+    let flags = flags(&["-Cstrip=none", "-Clink-arg=-s", &frameworks]);
+    workspace::built_by(build(tools::zigbuild()?, package, target, RELEASE, &flags)?)
+}
+
+fn flags(more: &[&str]) -> Vec<String> {
     let mut flags = ebpf::remapped_paths(&workspace::root());
-    flags.push("-Cstrip=symbols".to_owned());
+    flags.extend(more.iter().map(|flag| (*flag).to_owned()));
     flags
 }
 
-fn cargo(package: &str, target: &str, profile: &str, flags: &[String]) -> Result<Command> {
+/// Adds the arguments of a build to cargo, or to a program that calls it.
+fn build(
+    mut cargo: Command,
+    package: &str,
+    target: &str,
+    profile: &str,
+    flags: &[String],
+) -> Result<Command> {
     tools::target(target)?;
     step(&format!("building {package} for {target}"));
-    let mut cargo = workspace::cargo("build");
     cargo.args(["--profile", profile, "--package", package, "--bin", package, "--target", target]);
     // Set here instead of in the profile, which would also strip the eBPF programs of the data from which their BTF is
     // made.

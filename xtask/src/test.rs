@@ -3,7 +3,7 @@
 //! Without options the command runs unit, prog and netns. `--all` adds the levels that install programs and kernels. If
 //! a level cannot run, the command prints that. With `CI=true`, or if the level was named, it fails.
 
-use std::{fs, num::NonZero, path::PathBuf, process::Command, thread, time::Instant};
+use std::{env, fs, num::NonZero, path::PathBuf, process::Command, thread, time::Instant};
 
 use anyhow::{Context as _, Result, bail};
 use clap::ValueEnum;
@@ -15,7 +15,7 @@ use crate::{
     cluster::level::{self, Given},
     fuzz,
     process::{Run as _, command, is_ci, is_root, step},
-    programs::{self, CAPTURES, FIREWALL, NETWORK, Program, TRAFFIC},
+    programs::{self, CAPTURES, DOWNLOADS, FIREWALL, NETWORK, Program, TRAFFIC},
     readers, tools, vm, workspace,
 };
 
@@ -30,6 +30,8 @@ pub(crate) enum Level {
     Netns,
     /// The built agent in network namespaces, with a Kubernetes API server and no kubelet; the clients beside kubectl.
     Api,
+    /// The stories of the level api, with API servers of the oldest and the newest Kubernetes. Runs only if it is named.
+    ApiVersions,
     /// The agent's image on a Kubernetes node.
     Cluster,
     /// The level prog, and the stories of netns that depend on the kernel, on other kernels in qemu.
@@ -42,6 +44,8 @@ pub(crate) enum Level {
     Cilium,
     /// The agent's image on a node with Multus: pods with additional NICs. Runs only if it is named.
     Multus,
+    /// A release is made, pushed to a registry, verified and installed on a Kubernetes node. Runs only if it is named.
+    Release,
     /// Millions of random filters and frames against libpcap, and cargo-fuzz on the parsers of bytes that strangers choose. Runs
     /// only if it is named. Arguments are names of the targets of `tests/fuzz`: then these alone run.
     Fuzz,
@@ -53,7 +57,8 @@ pub(crate) struct TestArgs {
     /// What to run [default: unit, prog and netns].
     #[arg(long = "level", value_name = "LEVEL")]
     levels: Vec<Level>,
-    /// Run every level but vm-whole, readers, cilium, multus and fuzz: also api, cluster and vm, which install what they need.
+    /// Run every level but api-versions, vm-whole, readers, cilium, multus, release and fuzz: also api, cluster and vm,
+    /// which install what they need.
     #[arg(long, conflicts_with = "levels")]
     all: bool,
     /// Run the level cluster on a cluster that exists, whose only node is this machine or a container on it.
@@ -150,8 +155,9 @@ impl Level {
             Self::Prog | Self::Vm | Self::VmWhole => &[],
             Self::Unit | Self::Readers | Self::Cluster => &[&NETWORK, &CAPTURES],
             Self::Netns => &[&NETWORK, &CAPTURES, &FIREWALL, &TRAFFIC],
-            Self::Api => &[&NETWORK, &FIREWALL],
+            Self::Api | Self::ApiVersions => &[&NETWORK, &FIREWALL],
             Self::Fuzz | Self::Cilium | Self::Multus => &[&NETWORK],
+            Self::Release => &[&NETWORK, &CAPTURES, &DOWNLOADS],
         };
         lists.concat()
     }
@@ -197,16 +203,13 @@ impl Level {
                 stories("demo", &[])?.run()
             }
             Self::Api => {
-                let mut test = stories(&name, arguments)?;
-                test.env("MIRROR_PLUGIN", workspace::program("kubectl-mirror")?)
-                    .env(SLOW, BESIDE_GUESTS)
-                    .env(THREADS, threads(ABSENT));
-                level::with_api(test.env(programs::PROMTOOL, programs::promtool()?))?;
+                level::with_api(&mut api_stories(arguments)?, None)?;
                 // kubectl was built with the API server.
                 let mut clients = test_target("kubeconfigs");
                 clients.env("MIRROR_KUBECTL", built::kubectl_program().context("no kubectl was built")?);
                 clients.args(["--", "--ignored"]).args(arguments).run()
             }
+            Self::ApiVersions => level::with_api_versions(|| api_stories(arguments)),
             Self::Cluster => {
                 let test = || {
                     let mut test = test_target(&name);
@@ -217,6 +220,20 @@ impl Level {
             }
             Self::Cilium => level::run(&[Cni::Cilium], || test_target(&name), None, arguments),
             Self::Multus => level::run(&[Cni::Multus], || test_target(&name), None, arguments),
+            Self::Release => {
+                let tools = [
+                    ("MIRROR_XTASK", Command::new(env::current_exe()?)),
+                    ("MIRROR_COSIGN", tools::cosign()?),
+                    ("MIRROR_KREW", tools::krew()?),
+                    ("MIRROR_REGISTRY", tools::registry()?),
+                ];
+                let test = || {
+                    let mut test = test_target(&name);
+                    test.envs(tools.iter().map(|(variable, tool)| (variable, tool.get_program())));
+                    test
+                };
+                level::run(&[Cni::Bridge], test, None, arguments)
+            }
             Self::Vm => vm::run_short(arguments),
             Self::VmWhole => vm::run_whole(arguments),
         }
@@ -232,10 +249,11 @@ fn can_run(level: Level, given: Option<&Given>) -> Result<()> {
         }
         Level::Prog | Level::Netns => Ok(()),
         Level::Readers | Level::Vm | Level::VmWhole => apt::can_unpack(),
-        Level::Api => level::can_run_api(),
+        Level::Api | Level::ApiVersions => level::can_run_api(),
         Level::Cluster => level::can_run(given),
         Level::Cilium => level::can_run(None).and_then(|()| cilium::can_be_brought()),
         Level::Multus => level::can_run(None).and_then(|()| multus::can_be_brought()),
+        Level::Release => level::can_run(None).and_then(|()| programs::go("cosign").map(drop)),
     }
 }
 
@@ -264,6 +282,16 @@ fn test_target(name: &str) -> Command {
 fn stories(name: &str, arguments: &[String]) -> Result<Command> {
     let mut test = test_target(name);
     test.env("MIRROR_AGENT", workspace::tested(name)?.agent).arg("--").args(arguments);
+    Ok(test)
+}
+
+/// The stories of the level api.
+fn api_stories(arguments: &[String]) -> Result<Command> {
+    let mut test = stories("api", arguments)?;
+    test.env("MIRROR_PLUGIN", workspace::program("kubectl-mirror")?)
+        .env(programs::PROMTOOL, programs::promtool()?)
+        .env(SLOW, BESIDE_GUESTS)
+        .env(THREADS, threads(ABSENT));
     Ok(test)
 }
 

@@ -1,4 +1,5 @@
-//! Installs the tools that a task needs: toolchains by rustup, Rust programs by cargo, programs for the chart by Go.
+//! Installs the tools that a task needs: toolchains by rustup, Rust programs by cargo, programs for the chart and releases
+//! by Go, the linker for macOS by pip.
 //!
 //! Each function searches first, and does nothing if the tools exist. Otherwise it prints what it installs. If a tool
 //! cannot be installed, one message names it and the command that installs it. The tasks call these functions.
@@ -11,7 +12,7 @@ use mirror_test_tools::{
     programs::{cache_dir, go, install_packages},
 };
 
-use crate::{ebpf, pins};
+use crate::{ebpf, pins, workspace};
 
 /// Installs the pinned stable toolchain with clippy and rustfmt.
 pub(crate) fn stable() -> Result<()> {
@@ -99,6 +100,47 @@ pub(crate) fn kubeconform() -> Result<Command> {
 /// actionlint, which checks the workflows of the forge.
 pub(crate) fn actionlint() -> Result<Command> {
     go_program("github.com/rhysd/actionlint/cmd/actionlint", pins::ACTIONLINT, "-s -w")
+}
+
+/// cosign, which signs a release.
+pub(crate) fn cosign() -> Result<Command> {
+    go_program("github.com/sigstore/cosign/v2/cmd/cosign", pins::COSIGN, "-s -w")
+}
+
+/// crane, which pushes OCI layouts to a registry.
+pub(crate) fn crane() -> Result<Command> {
+    go_program("github.com/google/go-containerregistry/cmd/crane", pins::CRANE, "-s -w")
+}
+
+/// Krew, which installs the plugin in the level release.
+pub(crate) fn krew() -> Result<Command> {
+    go_program("sigs.k8s.io/krew/cmd/krew", pins::KREW, "-s -w")
+}
+
+/// The registry of the level release.
+pub(crate) fn registry() -> Result<Command> {
+    go_program("github.com/distribution/distribution/v3/cmd/registry", pins::REGISTRY, "-s -w")
+}
+
+/// cargo's command to build with zig as the linker, for a program that calls the pinned cargo in the work tree.
+pub(crate) fn zigbuild() -> Result<Command> {
+    let dir = cache_dir()?.join("tools").join(format!("zig-{}-{}", pins::ZIG, pins::ZIGBUILD));
+    let program = dir.join("bin/cargo-zigbuild");
+    if !program.is_file() {
+        if !command("python3").args(["-m", "pip", "--version"]).succeeds() {
+            install_packages(&["python3-pip"])?;
+        }
+        step(&format!("installing zig {} into {} (pip)", pins::ZIG, dir.display()));
+        let packages = [format!("ziglang=={}", pins::ZIG), format!("cargo-zigbuild=={}", pins::ZIGBUILD)];
+        let mut pip = command("python3");
+        pip.args(["-m", "pip", "install", "--quiet", "--no-deps", "--target"]).arg(&dir).args(packages);
+        pip.run().context("zig could not be installed; is PyPI reachable?")?;
+    }
+    let mut cargo = command("rustup");
+    cargo.args(["run", pins::STABLE]).arg(program).args(["zigbuild", "--locked"]);
+    // cargo-zigbuild looks for zig as a module of Python.
+    cargo.current_dir(workspace::root()).env("PYTHONPATH", dir);
+    Ok(cargo)
 }
 
 /// Builds a program from source with Go, in the project's cache, in a directory of its version.

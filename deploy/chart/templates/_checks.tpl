@@ -30,6 +30,18 @@
 {{- if and (or $metrics.podMonitor.enabled $metrics.serviceMonitor.enabled) (regexMatch "^(127\\.|\\[::1\\])" $metrics.listen) }}
 {{- fail (printf "Prometheus cannot reach metrics.listen=%s; set an address of the nodes, for example metrics.listen=0.0.0.0:10706" $metrics.listen) }}
 {{- end }}
+{{- with .Values.apiserver }}
+{{- if .enabled }}
+{{- $listen := include "podmirror.apiserver.listen" $ }}
+{{- $port := regexFind "[0-9]+$" $listen }}
+{{- if has $port (list "10708" "10709") }}
+{{- fail (printf "apiserver.listen=%s: the server has port 10708 for kube-apiserver and port 10709 for agents; use another port" $listen) }}
+{{- end }}
+{{- if and .hostNetwork (has (include "podmirror.port" $) (list "10708" "10709" $port)) }}
+{{- fail (printf "metrics.listen=%s: with apiserver.hostNetwork, the packets API server has ports 10708, 10709 and %s (apiserver.listen) of the nodes; use another port" $metrics.listen $port) }}
+{{- end }}
+{{- end }}
+{{- end }}
 {{- if and .Values.ceilings.maxMirrorDuration (not (include "podmirror.has130" .)) }}
 {{- fail "ceilings.maxMirrorDuration needs Kubernetes 1.30 or newer, for ValidatingAdmissionPolicies" }}
 {{- end }}

@@ -120,8 +120,8 @@ fn the_flags_are_the_settings_of_the_mirror() {
 #[test]
 fn each_setting_has_a_flag() {
     for setting in &SETTINGS {
-        let flag = format!("--{}", setting.key);
-        let words = ["kubectl-mirror", "on", "deploy/web", &*flag, setting.example];
+        let flag = format!("--{}={}", setting.key, setting.example);
+        let words = ["kubectl-mirror", "on", "deploy/web", &*flag];
         let Command::On(args) = read(words.map(OsString::from)).unwrap().command else { panic!("{flag}") };
         let mut settings = Settings::default();
         settings.set(setting.key, setting.example).unwrap();

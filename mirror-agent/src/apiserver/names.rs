@@ -6,7 +6,7 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     mem,
     net::IpAddr,
-    pin::Pin,
+    pin::{Pin, pin},
 };
 
 use futures_util::{Stream, TryStreamExt as _, stream};
@@ -26,7 +26,7 @@ use mirror_api::packets::ReadOf;
 use mirror_capture::pcapng::MAX_NAMES;
 use serde::Deserialize;
 
-use super::query::Refusal;
+use super::{agents::AgentOptions, query::Refusal};
 
 /// Maximum number of selected pods, and of addresses with names.
 pub(super) const MAX_OBJECTS: usize = 50_000;
@@ -69,6 +69,26 @@ pub(super) fn watch(client: &Client, namespace: Option<&str>) -> Watch {
     };
     let [pods, services] = [ApiResource::erase::<Pod>(&()), ApiResource::erase::<Service>(&())];
     Box::pin(stream::select(events(&pods, true), events(&services, false)))
+}
+
+/// The nodes that have a pod of the agents, connected or not; otherwise the reason.
+pub(super) async fn nodes_of(agents: &AgentOptions, client: &Client) -> Result<BTreeSet<String>, String> {
+    let AgentOptions { namespace, service_account } = agents;
+    let kind = ApiResource::erase::<Pod>(&());
+    let pods: Api<Object<Spec, Status>> = Api::namespaced_with(client.clone(), namespace, &kind);
+    // A pod that has ended, as of `helm test`, is no agent.
+    let fields =
+        format!("spec.serviceAccountName={service_account},status.phase!=Succeeded,status.phase!=Failed");
+    let mut events = pin!(watcher(pods, Config::default().fields(&fields).page_size(PAGE)));
+    let mut nodes = BTreeSet::new();
+    while let Some(event) = events.try_next().await.map_err(|error| mirror_client::in_words(&error))? {
+        match event {
+            Event::InitApply(pod) => nodes.extend(pod.spec.node_name),
+            Event::InitDone => break,
+            _ => {}
+        }
+    }
+    Ok(nodes)
 }
 
 /// A pod that the request selects.

@@ -80,6 +80,13 @@ enum What {
 pub async fn serve(server: Arc<Server>, packets: Packets, user: User) -> Result<Response<Body>, Refusal> {
     let (out, mut parts) = mpsc::channel::<Bytes>(1);
     let mut request = Request::new(server, packets, user, out)?;
+    if request.stream.is_of_all_nodes() {
+        let Server { client, options, .. } = &*request.server;
+        let nodes = timeout(ANSWER, names::nodes_of(&options.agents, client)).await;
+        let nodes = nodes.unwrap_or_else(|_| Err("no answer".to_owned()));
+        let failed = |why: String| Refusal::unavailable(format!("the agents cannot be listed: {why}"));
+        request.stream.with_agents = nodes.map_err(failed)?;
+    }
     // Pods are listed first; a node is known.
     request.join();
     loop {

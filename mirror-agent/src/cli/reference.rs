@@ -224,7 +224,7 @@ mod tests {
     fn every_boolean_is_read_in_the_forms_that_stand_in_it() {
         let text = reference();
         let mut numbers = [0, 0];
-        for (flag, command) in [
+        let flags = [
             ("--when-read", "run --node-name n"),
             ("--annotations", "run --node-name n"),
             ("--kube-ovn-annotations", "run --node-name n"),
@@ -238,12 +238,20 @@ mod tests {
             ("--no-follow", "tail eth0 --since 5m"),
             ("--super-frames", "capture eth0 --ring 64MiB -w x.pcapng"),
             ("--super-frames", "recorder --target t --ring 64MiB"),
-        ] {
+        ];
+        let switches = SETTINGS.iter().filter(|setting| setting.is_switch()).map(|setting| setting.key);
+        let switches = switches.flat_map(|key| {
+            ["run --node-name n", "attach eth0"].map(|command| (format!("--{key}"), command))
+        });
+        let flags = flags.into_iter().map(|(flag, command)| (flag.to_owned(), command));
+        for (flag, command) in flags.chain(switches) {
             let name = command.split(' ').next().unwrap();
             let section =
                 text.split("\n## ").find(|section| section.starts_with(&format!("`mirror-agent {name}`")));
-            let has_positionals =
-                Cli::command().find_subcommand(name).unwrap().get_positionals().next().is_some();
+            let cli = Cli::command();
+            let of = cli.find_subcommand(name).unwrap();
+            let has_positionals = of.get_positionals().next().is_some();
+            let arg = of.get_arguments().find(|arg| arg.get_long() == flag.strip_prefix("--")).unwrap();
             let form = if has_positionals { "[=BOOL]" } else { " [BOOL]" };
             let row = format!("| `{flag}{form}` |");
             assert!(section.is_some_and(|section| section.contains(&row)), "{name} without {row}");
@@ -252,8 +260,10 @@ mod tests {
                 let words = format!("mirror-agent {command} {flag}{form}");
                 let matches = Cli::command().try_get_matches_from(words.split(' '));
                 let matches = matches.map_err(|error| error.to_string())?;
-                let id = flag.trim_start_matches('-').replace('-', "_");
-                Ok::<_, String>(*matches.subcommand().unwrap().1.get_one::<bool>(&id).unwrap())
+                let (_, matches) = matches.subcommand().unwrap();
+                // The flag of a setting has the text.
+                let mut texts = matches.get_raw(arg.get_id().as_str()).unwrap();
+                Ok::<_, String>(texts.next().unwrap() == "true")
             };
             for (form, expected) in [("", true), ("=true", true), ("=false", false)] {
                 assert_eq!(read(form), Ok(expected), "{command} {flag}{form}");

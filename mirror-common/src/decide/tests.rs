@@ -7,6 +7,7 @@ use proptest::{collection::vec as any_vec, prelude::*, sample::select};
 use super::*;
 use crate::{
     abi::{FORM_BITS, MAX_FORMS},
+    packet::header,
     verdict::TapKind,
 };
 
@@ -35,8 +36,8 @@ struct Node {
     /// The answer of the other filters; `None`: they match.
     answer: Option<u32>,
     is_super_frame: bool,
-    /// Whether the packet is in a sample.
-    sample: Option<bool>,
+    /// The facts about the packet.
+    facts: Facts,
     limited: Vec<u32>,
     answers: BTreeMap<u32, Cloned>,
     /// The packet's present mark.
@@ -68,8 +69,8 @@ impl Kernel for Node {
         }
     }
 
-    fn sample(&mut self, _: &Session) -> Option<bool> {
-        self.sample
+    fn facts(&mut self, _: &Session) -> Facts {
+        self.facts
     }
 
     fn target(&mut self, _: &Tap, index: u32) -> Option<Reach> {
@@ -488,10 +489,12 @@ fn a_filter_or_sample_without_an_answer_lets_nothing_pass() {
         assert!(node.clones.is_empty());
     }
     let sampled = tap(TapKind::HostVeth, &[Session { sample: 1, ..session(0, 0, 0) }]);
-    for (sample, verdict) in
-        [(None, Verdict::Failed), (Some(false), Verdict::SampledOut), (Some(true), Verdict::Copied)]
+    // A flow in all flows, and not in the smallest sample.
+    let [all, smallest] = [0, 1].map(|sample| Facts::of(&header(&[], 0), sample, 0));
+    for (facts, verdict) in
+        [(Facts::UNREAD, Verdict::Failed), (smallest, Verdict::SampledOut), (all, Verdict::Copied)]
     {
-        let mut node = Node { sample, ..node(1) };
+        let mut node = Node { facts, ..node(1) };
         assert_eq!(node.see(FROM_A, &sampled).0, [verdict]);
         assert_eq!(node.clones.len(), usize::from(verdict == Verdict::Copied));
     }

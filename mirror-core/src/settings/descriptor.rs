@@ -38,7 +38,7 @@ pub struct Setting {
     pub key: &'static str,
     /// The environment variable of the flag.
     pub env: &'static str,
-    /// The placeholder for the value in a usage line.
+    /// The placeholder for the value in a usage line; `BOOL` for a [switch](Self::is_switch).
     pub value_name: &'static str,
     /// The effect, a comma, and the accepted values.
     pub help: &'static str,
@@ -144,6 +144,11 @@ impl Setting {
     /// The setting with this key.
     pub fn named(key: &str) -> Option<&'static Self> {
         SETTINGS.iter().find(|setting| setting.key == key)
+    }
+
+    /// Whether the value is `true` or `false`. Then the flag without a value means `true`.
+    pub fn is_switch(&self) -> bool {
+        self.value_name == "BOOL"
     }
 
     /// Parses `value` into `settings`; `compile` compiles a filter. After an error `settings` is unchanged.

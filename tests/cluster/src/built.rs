@@ -75,11 +75,11 @@ pub fn is_running() -> bool {
     names.any(|name| component::process(name).is_some())
 }
 
-/// Starts the components that do not run. With `api_only`, the components are etcd and the API server. Without `cni`,
-/// pods are wired as in the present cluster, or by a bridge.
-pub fn up(api_only: bool, cni: Option<Cni>) -> Result<()> {
+/// Starts the components that do not run. Without `mode`, the cluster is of the kind of the present one, or a node with
+/// a bridge.
+pub fn up(mode: Option<Mode>) -> Result<()> {
     let _lock = Lock::take()?;
-    start(api_only, cni)
+    start(mode)
 }
 
 /// Stops everything and undoes every change. The cluster's objects are lost.
@@ -167,7 +167,7 @@ impl Components for Built {
     }
 
     fn bring_back(&self) -> Result<()> {
-        up(Mode::present()? == Some(Mode::ApiOnly), None)
+        up(None)
     }
 
     fn runtime(&self) -> Command {
@@ -179,12 +179,12 @@ impl Components for Built {
 fn is_up() -> Result<bool> {
     Ok(match Mode::present()? {
         Some(Mode::Node(cni)) => node::is_up(cni),
-        Some(Mode::ApiOnly) | None => false,
+        Some(Mode::ApiOnly(_)) | None => false,
     })
 }
 
-fn start(api_only: bool, cni: Option<Cni>) -> Result<()> {
-    let mode = Mode::wanted(api_only, cni, Mode::present()?)?;
+fn start(mode: Option<Mode>) -> Result<()> {
+    let mode = Mode::wanted(mode, Mode::present()?)?;
     programs::bring(&[Program::of("iproute2", "ip"), Program::of("mount", "mount")])?;
     let binaries = Binaries::bring(mode)?;
     let begun = Instant::now();

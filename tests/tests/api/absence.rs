@@ -123,7 +123,7 @@ fn a_server_that_answers_from_the_past_changes_nothing() {
     let agent = api.agent(lab, &[]);
     lab.wait_mirrored(&[revoked]);
     // The other API server does not see any change from here on.
-    let lagging = api.lagging();
+    let lagging = api.another(&[]);
     lagging.set_store(Way::Silent);
     api.kubectl("annotate pod web podmirror.io/mirror=true");
     api.kubectl("annotate --overwrite pod revoked podmirror.io/mirror=false");

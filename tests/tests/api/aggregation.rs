@@ -49,6 +49,17 @@ impl<'a> Registration<'a> {
                 "endpoints": [{ "addresses": [BACKEND_IP] }],
             })
         };
+        // An API server before Kubernetes 1.33 reads these instead.
+        let subset = |[https, agents]: &[u16; 2]| {
+            json!({
+                "addresses": [{ "ip": BACKEND_IP }],
+                "ports": [{ "name": "https", "port": https }, { "name": "agents", "port": agents }],
+            })
+        };
+        let endpoints = json!({
+            "apiVersion": "v1", "kind": "Endpoints", "metadata": { "name": SERVICE },
+            "subsets": servers.iter().map(subset).collect::<Vec<_>>(),
+        });
         let service = json!({
             "apiVersion": "v1", "kind": "Service", "metadata": { "name": SERVICE },
             "spec": { "ports": [{ "name": "https", "port": 443 }, { "name": "agents", "port": 10709 }] },
@@ -62,7 +73,7 @@ impl<'a> Registration<'a> {
             },
         });
         let slices = servers.iter().enumerate().map(slice);
-        api.apply(&list(&slices.chain([service, of_group]).collect::<Vec<_>>()));
+        api.apply(&list(&slices.chain([endpoints, service, of_group]).collect::<Vec<_>>()));
         registration
     }
 

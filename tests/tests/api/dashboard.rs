@@ -1,4 +1,5 @@
-//! The chart's dashboard and alerts: a real Prometheus scrapes an agent and a controller, and answers each query.
+//! The chart's dashboard and alerts: a real Prometheus scrapes an agent, a controller and a packets API server, and
+//! answers each query.
 //!
 //! With `PODMIRROR_WRITE_DASHBOARD=1` the story takes two minutes longer, and draws `docs/dashboard.svg`.
 
@@ -6,18 +7,20 @@ mod picture;
 
 use std::{
     env, fs,
-    net::{SocketAddr, TcpStream},
+    net::{SocketAddr, TcpListener, TcpStream},
     path::{Path, PathBuf},
     time::{Duration, SystemTime},
 };
 
-use mirror_tests::{Answer, LISTEN, Lab, Pinging, Reader, SOON, Tail, check, eventually};
+use mirror_test_cluster::built::BACKEND_IP;
+use mirror_tests::{Answer, LISTEN, Lab, Pinging, Reader, Relay, SOON, Tail, check, eventually};
 use serde_json::{Value, json};
 
 use self::picture::Panel;
 use crate::{
     Node,
     controller::controller,
+    packets::Packets,
     resources::{Story, file, run},
 };
 
@@ -94,11 +97,12 @@ struct Prometheus<'l> {
 }
 
 impl<'l> Prometheus<'l> {
+    /// Starts it. `server` is the address of the metrics of the packets API server.
     #[track_caller]
-    fn start(lab: &'l Lab) -> Self {
+    fn start(lab: &'l Lab, server: SocketAddr) -> Self {
         // As the chart's PodMonitor does.
         let labels = json!({ "namespace": "podmirror", "node": "one" });
-        let scraped = json!({ "targets": [LISTEN, CONTROLLER], "labels": labels });
+        let scraped = json!({ "targets": [LISTEN, CONTROLLER, server.to_string()], "labels": labels });
         let config = json!({
             "global": { "scrape_interval": "1s", "evaluation_interval": "1s" },
             "rule_files": [path(ALERTS)],
@@ -173,7 +177,12 @@ impl<'l> Prometheus<'l> {
 fn prometheus_answers_every_query_of_the_dashboard_and_the_alerts() {
     let story = &Story::new("dashboard");
     let node @ Node { api, lab } = &story.node;
-    let prometheus = Prometheus::start(lab);
+    // The port is free again, and unlikely to be taken before the server uses it.
+    let server = TcpListener::bind((BACKEND_IP, 0)).unwrap().local_addr().unwrap();
+    let packets = Packets::start(api, 1, &["--listen", &server.to_string()]);
+    packets.connect(lab);
+    let _relay = Relay::start(lab.node(), server);
+    let prometheus = Prometheus::start(lab, server);
     // A controller that waits for the Lease has all its metrics, and writes no status.
     api.apply(&json!({
         "apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": { "name": "podmirror-controller" },
@@ -193,8 +202,11 @@ fn prometheus_answers_every_query_of_the_dashboard_and_the_alerts() {
     api.apply(&api.object("starting", &annotations));
     let [web, db] = &pods;
     let gone = format!("gone=pod:{}/gone", api.namespace());
-    let agent = api.agent(lab, &["--define-target", "live=stream", "--define-target", &gone]);
+    let agent = packets.agent(lab, &["--define-target", "live=stream", "--define-target", &gone]);
     lab.wait_mirrored(&[web, db]);
+    packets.wait_connected(&[lab]);
+    let reports = format!("get --raw {}", packets.uri("podreports"));
+    api.kubectl(&reports);
     let recorder = Tail::of(
         &mut lab.agent(&["recorder", "--target", "live", "--ring", "1MB"]),
         lab.files().join("none"),
@@ -215,6 +227,7 @@ fn prometheus_answers_every_query_of_the_dashboard_and_the_alerts() {
     if env::var_os("PODMIRROR_WRITE_DASHBOARD").is_some() {
         for (interval, count) in PHASES {
             db.ping_every(Duration::from_millis(interval), web.v4(), count, 500);
+            api.kubectl(&reports);
         }
         fs::write(path(PICTURE), prometheus.picture(&queries)).unwrap();
     }

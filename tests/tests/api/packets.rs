@@ -4,6 +4,7 @@
 
 mod agents;
 mod bounds;
+mod endings;
 mod merging;
 mod nodes;
 mod past;
@@ -35,7 +36,7 @@ const AGENT: &str = "agent";
 
 /// The servers of the API, in the story's namespace. A cluster has only one such API, so a story waits until no other
 /// story has it.
-struct Packets<'a> {
+pub(crate) struct Packets<'a> {
     // Dropped first, so that the API server does not look for servers that have ended.
     registration: Registration<'a>,
     api: &'a Api,
@@ -50,7 +51,7 @@ struct Packets<'a> {
 impl<'a> Packets<'a> {
     /// Starts servers, with more arguments, and waits until the API server passes requests on to them.
     #[track_caller]
-    fn start(api: &'a Api, servers: usize, arguments: &[&str]) -> Self {
+    pub(crate) fn start(api: &'a Api, servers: usize, arguments: &[&str]) -> Self {
         let listeners: Vec<_> =
             (0..2 * servers).map(|_| TcpListener::bind((BACKEND_IP, 0)).unwrap()).collect();
         let port = |listener: &TcpListener| listener.local_addr().unwrap().port();
@@ -100,7 +101,7 @@ impl<'a> Packets<'a> {
 
     /// Lets the agent of a node reach the servers. Once for a node.
     #[track_caller]
-    fn connect(&self, lab: &Lab) {
+    pub(crate) fn connect(&self, lab: &Lab) {
         lab.node().ip(&format!("address add {BACKEND_IP}/32 dev lo"));
         let relay = |[_, port]: &[u16; 2]| {
             Relay::start(lab.node(), SocketAddr::new(BACKEND_IP.parse().unwrap(), *port))
@@ -110,7 +111,7 @@ impl<'a> Packets<'a> {
 
     /// Starts the agent of a node, with more arguments, and with a token for a pod of that node.
     #[track_caller]
-    fn agent(&self, lab: &Lab, arguments: &[&str]) -> Agent {
+    pub(crate) fn agent(&self, lab: &Lab, arguments: &[&str]) -> Agent {
         let name = lab.node().name();
         let token = lab.files().join("apiserver-token");
         fs::write(&token, self.token(name, &format!("--audience={GROUP}"))).unwrap();
@@ -143,7 +144,7 @@ impl<'a> Packets<'a> {
 
     /// Waits until each server has the agents of these nodes.
     #[track_caller]
-    fn wait_connected(&self, nodes: &[&Lab]) {
+    pub(crate) fn wait_connected(&self, nodes: &[&Lab]) {
         for (server, lab) in self.servers.iter().flat_map(|server| nodes.iter().map(move |lab| (server, lab)))
         {
             server.wait_for_log(&["has connected", lab.node().name()]);
@@ -171,7 +172,7 @@ impl<'a> Packets<'a> {
     }
 
     /// The URI of a request in the story's namespace, for example `packets?watch=true`.
-    fn uri(&self, request: &str) -> String {
+    pub(crate) fn uri(&self, request: &str) -> String {
         format!("/apis/{GROUP}/v1alpha1/namespaces/{}/{request}", self.api.namespace())
     }
 

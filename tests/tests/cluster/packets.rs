@@ -1,5 +1,8 @@
 //! Packets through the API, with kubectl alone: what its user sees of them, how soon, and for how long.
 
+mod conversations;
+mod host_network;
+
 use std::{
     fs::{self, File},
     io,
@@ -19,7 +22,7 @@ const USER: &str = "alice";
 /// The time from the command to the first packet, and the number of attempts.
 const AT_ONCE: Duration = Duration::from_millis(1500);
 const ATTEMPTS: usize = 5;
-/// The duration of the story about growth, unless `MIRROR_GROWTH_SECONDS` says otherwise.
+/// The duration of the stories about growth and conversations, unless `MIRROR_GROWTH_SECONDS` says otherwise.
 const SECONDS: u64 = 20;
 /// Requests before the first measurement: buffers and pools have their size then.
 const FIRST: usize = 5;

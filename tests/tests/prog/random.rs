@@ -9,6 +9,7 @@ use mirror_common::{
         Tap, Target,
     },
     decide::{self, Cloned, Kernel, Packet, Question, Reach},
+    facts::Facts,
     limit::charge::Paid,
     verdict::{Direction, Hook, Verdict},
 };
@@ -143,7 +144,7 @@ impl Kernel for Model<'_> {
         }
     }
 
-    fn sample(&mut self, _: &Session) -> Option<bool> {
+    fn facts(&mut self, _: &Session) -> Facts {
         unreachable!("no session has a sample")
     }
 

@@ -1,19 +1,27 @@
 //! Writes container images without a container engine, as a docker-archive, which containerd, Docker and Podman import.
-//! Also writes the tar archives in such an image.
+//! Also writes the tar archives in such an image, and packs them.
 //!
 //! The image has one layer with its entries in the given order, owner root and time zero: the same files give the same
 //! bytes.
 
-use std::{fs::File, io::Write as _, path::Path};
+use std::{
+    fs::{self, File},
+    io::Write as _,
+    path::Path,
+};
 
 use anyhow::{Context as _, Result};
 use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
 use tar::{Builder, EntryType, Header};
 
-use crate::arch::Arch;
+use crate::{
+    arch::Arch,
+    process::{Run as _, command},
+};
 
 /// The content of a path in the image.
+#[derive(Debug, Clone)]
 pub enum Content {
     /// A directory.
     Dir,
@@ -24,6 +32,7 @@ pub enum Content {
 }
 
 /// A file, directory or link of the image.
+#[derive(Debug, Clone)]
 pub struct Entry {
     /// Its path, without the leading slash.
     pub path: String,
@@ -66,16 +75,7 @@ pub fn write_archive(
 ) -> Result<()> {
     let layer = write_tar(entries)?;
     let layer_digest = sha256(&layer);
-    let created = "1970-01-01T00:00:00Z";
-    let config = json!({
-        "architecture": arch.name(),
-        "os": "linux",
-        "created": created,
-        "config": config,
-        "rootfs": { "type": "layers", "diff_ids": [format!("sha256:{layer_digest}")] },
-        "history": [{ "created": created }],
-    })
-    .to_string();
+    let config = image_config(arch, &layer_digest, config);
     let config_name = format!("{}.json", sha256(config.as_bytes()));
     let layer_name = format!("{layer_digest}/layer.tar");
     let manifest =
@@ -91,6 +91,20 @@ pub fn write_archive(
         append(&mut archive, &Entry::file(name, bytes))?;
     }
     archive.into_inner()?.flush().with_context(|| to.display().to_string())
+}
+
+/// The configuration of an image with one layer, which has this digest before it is packed.
+pub(crate) fn image_config(arch: Arch, layer_digest: &str, config: &Value) -> String {
+    let created = "1970-01-01T00:00:00Z";
+    json!({
+        "architecture": arch.name(),
+        "os": "linux",
+        "created": created,
+        "config": config,
+        "rootfs": { "type": "layers", "diff_ids": [format!("sha256:{layer_digest}")] },
+        "history": [{ "created": created }],
+    })
+    .to_string()
 }
 
 /// The bytes of a tar archive of these entries.
@@ -127,6 +141,17 @@ fn append(archive: &mut Builder<impl std::io::Write>, entry: &Entry) -> Result<(
     Ok(())
 }
 
+/// Packs bytes into a file that contains no name and no time, and returns what the file has.
+pub fn gzip(bytes: &[u8], to: &Path) -> Result<Vec<u8>> {
+    let unpacked = to.with_extension("unpacked");
+    fs::write(&unpacked, bytes).with_context(|| unpacked.display().to_string())?;
+    let mut gzip = command("gzip");
+    gzip.args(["--no-name", "--best", "--stdout"]).arg(&unpacked).stdout(File::create(to)?);
+    gzip.run()?;
+    fs::remove_file(unpacked)?;
+    fs::read(to).with_context(|| to.display().to_string())
+}
+
 /// The SHA-256 of bytes, in hexadecimal digits.
 pub fn sha256(bytes: &[u8]) -> String {
     Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect()
@@ -160,10 +185,10 @@ mod tests {
         let config = json!({ "Entrypoint": ["/bin/hello"] });
         let write = || {
             write_archive(&path, "localhost/hello:1", Arch::Arm64, &entries, &config)?;
-            Ok::<_, anyhow::Error>(std::fs::read(&path)?)
+            Ok::<_, anyhow::Error>(fs::read(&path)?)
         };
         let (first, second) = (write(), write());
-        std::fs::remove_file(&path).unwrap();
+        fs::remove_file(&path).unwrap();
         let first = first.unwrap();
         assert_eq!(first, second.unwrap());
 

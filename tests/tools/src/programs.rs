@@ -62,6 +62,9 @@ pub const CAPTURES: [Program; 4] = [
     Program::of("tshark", "tshark"),
 ];
 
+/// Fetches files of a release, as the documents say.
+pub const DOWNLOADS: [Program; 1] = [Program::of("curl", "curl")];
+
 /// Finds Go, even if sudo has removed its directory from the path. `what_for` names what Go is to build.
 pub fn go(what_for: &str) -> Result<PathBuf> {
     const USUAL: &str = "/usr/local/go/bin/go";

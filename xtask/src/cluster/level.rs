@@ -1,7 +1,7 @@
-//! The levels `api`, `cluster`, `cilium` and `multus` of `cargo xtask test`: the stories in `tests/tests/api`, with
-//! only an API server, those in `tests/tests/cluster`, on a node, and those in `tests/tests/cilium` and
-//! `tests/tests/multus`, on a node with this CNI. The command builds a cluster for them, for the level `cluster` once
-//! for each of the reference CNI plugins, or uses an existing one.
+//! The levels `api`, `api-versions`, `cluster`, `cilium` and `multus` of `cargo xtask test`: the stories in
+//! `tests/tests/api`, with only an API server, those in `tests/tests/cluster`, on a node, and those in
+//! `tests/tests/cilium` and `tests/tests/multus`, on a node with this CNI. The command builds a cluster for them, for the
+//! level `cluster` once for each of the reference CNI plugins, or uses an existing one.
 
 use std::{
     path::{Path, PathBuf},
@@ -17,7 +17,7 @@ use mirror_test_cluster::{
 use crate::{
     arch::Arch,
     image::{self, Image},
-    portable,
+    pins, portable,
     process::{Run as _, is_ci, is_root, step},
     tools, workspace,
 };
@@ -34,9 +34,12 @@ const ANY_WIRING: [&str; 9] = [
     "recorder::",
     "targets::",
 ];
-/// Stories that stop components of the cluster, or act without the knowledge of its runtime. They run only on a cluster
-/// that was built here.
+/// Stories that stop components of the cluster, act without the knowledge of its runtime, or install CRDs of others.
+/// They run only on a cluster that was built here.
 const BUILT_ONLY: &str = "built::";
+/// Stories of the level `api` that an API server before this minor version of Kubernetes 1 cannot run: the version, the
+/// story and the reason.
+const SINCE: &[(u32, &str, &str)] = &[];
 
 /// An existing cluster that the command line names.
 #[derive(Debug)]
@@ -75,17 +78,39 @@ fn running() -> Result<Option<Mode>> {
     Ok(present)
 }
 
-/// Runs `test` with an API server. If the server already runs, it is used and keeps running. Benches use this too.
-pub(crate) fn with_api(test: &mut Command) -> Result<()> {
+/// Runs `test` with an API server of this version, or of the cluster's. If the server already runs, it is used and keeps
+/// running. Benches use this too.
+pub(crate) fn with_api(test: &mut Command, version: Option<&'static str>) -> Result<()> {
     can_run_api()?;
     let is_up = running()?.is_some();
-    let outcome = built::up(true, None).and_then(|()| test.env("KUBECONFIG", built::KUBECONFIG).run());
+    let outcome = built::up(Some(Mode::ApiOnly(version)))
+        .and_then(|()| test.env("KUBECONFIG", built::KUBECONFIG).run());
     if is_up {
         return outcome;
     }
     outcome
-        .context("`cargo xtask cluster up --api-only` brings up an API server that is kept after the tests")
+        .with_context(|| match version {
+            Some(version) => format!("with the API server of Kubernetes {version}"),
+            None => "`cargo xtask cluster up --api-only` brings up an API server that is kept".to_owned(),
+        })
         .and(built::down())
+}
+
+/// Runs the stories of the level `api` with API servers of the oldest and the newest version.
+pub(crate) fn with_api_versions(stories: impl Fn() -> Result<Command>) -> Result<()> {
+    for version in pins::KUBERNETES {
+        step(&format!("stories with the API server of Kubernetes {version}"));
+        let minor: Option<u32> = version.split('.').nth(1).and_then(|minor| minor.parse().ok());
+        let left_out = SINCE.iter().filter(|(since, ..)| minor < Some(*since));
+        let mut test = stories()?;
+        test.args(left_out.clone().flat_map(|(_, story, _)| ["--skip", story]));
+        let outcome = with_api(&mut test, Some(version));
+        for (_, story, why) in left_out {
+            println!("    !!! NOT RUN with Kubernetes {version}, because {why}: {story}");
+        }
+        outcome?;
+    }
+    Ok(())
 }
 
 /// Builds the image, and runs `test` with `arguments` on the given cluster, or for each of these CNIs on a node that is
@@ -105,7 +130,7 @@ pub(crate) fn run(
             step(&format!(
                 "using the cluster that there is ({mode}), and leaving it up; with this CNI alone"
             ));
-            built::up(false, Some(cni))?;
+            built::up(Some(Mode::Node(cni)))?;
             on_built(cni, &image, test(), arguments)
         }
         Some(mode) => {
@@ -117,7 +142,7 @@ pub(crate) fn run(
 
 /// Builds a node, runs `test` on it, and removes it.
 fn for_a_while(cni: Cni, image: &Image, test: Command, arguments: &[String]) -> Result<()> {
-    let outcome = built::up(false, Some(cni)).and_then(|()| on_built(cni, image, test, arguments));
+    let outcome = built::up(Some(Mode::Node(cni))).and_then(|()| on_built(cni, image, test, arguments));
     outcome
         .with_context(|| {
             let mode = Mode::Node(cni);
@@ -154,7 +179,7 @@ fn on_existing(given: &Given, image: &Image, test: impl Fn() -> Command, argumen
     let outcome = stories(&cluster, image, run.args(arguments));
     let left_out = test().args(["--", "--list", "--format=terse", BUILT_ONLY]).args(arguments).read()?;
     for story in left_out.lines().filter_map(|line| line.strip_suffix(": test")) {
-        println!("    !!! NOT RUN, because it stops components of a cluster that is built here: {story}");
+        println!("    !!! NOT RUN, because it needs a cluster that is built here: {story}");
     }
     outcome
 }

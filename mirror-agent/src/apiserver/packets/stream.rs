@@ -113,6 +113,9 @@ pub(super) struct Stream {
     node: Option<String>,
     follow: bool,
     has_past: bool,
+    /// The nodes that have an agent, if [`Stream::is_of_all_nodes`]. A server that has just started does not have all
+    /// their connections yet.
+    pub(super) with_agents: BTreeSet<String>,
     nodes: BTreeMap<StreamId, Node>,
     next: StreamId,
     /// The nodes whose agents have accepted the request.
@@ -144,6 +147,7 @@ impl Stream {
             node: node.clone(),
             follow: read.follow,
             has_past: read.since_seconds.is_some(),
+            with_agents: BTreeSet::new(),
             nodes: BTreeMap::new(),
             next: 0,
             known: BTreeSet::new(),
@@ -179,6 +183,11 @@ impl Stream {
         has_changed
     }
 
+    /// Whether each node can have packets: the past of pods that may be deleted.
+    pub(super) fn is_of_all_nodes(&self) -> bool {
+        self.node.is_none() && !self.follow && self.objects.are_of_any_labels()
+    }
+
     /// Returns the nodes whose streams begin now, and whether each has had none before. For the past alone, these are
     /// first the nodes of the pods, then all others, which may have packets of deleted pods.
     pub(super) fn join<A>(&mut self, agents: &BTreeMap<String, A>) -> Vec<(StreamId, String, bool)> {
@@ -187,14 +196,15 @@ impl Stream {
             return joined;
         }
         let own = self.node.clone().map_or_else(|| self.objects.nodes(), |node| [node].into());
-        let has_others = self.node.is_none() && !self.follow && self.objects.are_of_any_labels();
+        let has_others = self.is_of_all_nodes();
         let ended = self.objects.ended();
         if ended > 0 && !self.follow && !self.objects.are_of_any_labels() {
             let why = format!("the recorded packets of {ended} are left out: request each pod by name");
             self.fail(ENDED, Refusal::new(409, "Conflict", why));
         }
-        let others = agents.keys().filter(|name| has_others && !own.contains(*name)).cloned();
-        let mut wanted: Vec<_> = own.iter().cloned().chain(others).collect();
+        let others: BTreeSet<_> = agents.keys().chain(&self.with_agents).collect();
+        let others = others.into_iter().filter(|name| has_others && !own.contains(*name));
+        let mut wanted: Vec<_> = own.iter().chain(others).cloned().collect();
         wanted.retain(|name| self.nodes.values().all(|node| node.name != *name));
         let mut is_full = false;
         for name in wanted {

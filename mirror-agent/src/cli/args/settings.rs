@@ -6,6 +6,7 @@
 use clap::{Arg, ArgMatches, Args, Command, Error, FromArgMatches, error::ErrorKind};
 use mirror_common::sample::DEFAULT_SEED;
 
+use super::boolean::Boolean as _;
 use crate::settings::{NodeLimits, Rate, SETTINGS, Settings, parse_filter, parse_rate};
 
 /// Which packets are copied, and how many. For `run`, what holds for pods that do not say otherwise.
@@ -38,14 +39,10 @@ impl Args for SettingArgs {
     fn augment_args(command: Command) -> Command {
         let mut command = command.next_help_heading("Packets");
         for setting in &SETTINGS {
-            command = command.arg(
-                Arg::new(setting.key)
-                    .long(setting.key)
-                    .env(setting.env)
-                    .value_name(setting.value_name)
-                    .help(setting.help)
-                    .value_parser(value_of(setting.key)),
-            );
+            let arg = Arg::new(setting.key).long(setting.key).env(setting.env).help(setting.help);
+            let arg =
+                if setting.is_switch() { arg.boolean(false) } else { arg.value_name(setting.value_name) };
+            command = command.arg(arg.value_parser(value_of(setting.key)));
         }
         NodeArgs::augment_args(command)
     }
@@ -111,7 +108,7 @@ mod tests {
         for setting in &SETTINGS {
             let mut expected = Settings { seed: DEFAULT_SEED, ..Settings::default() };
             expected.set(setting.key, setting.example).unwrap();
-            for args in typed(&[&format!("--{}", setting.key), setting.example]) {
+            for args in typed(&[&format!("--{}={}", setting.key, setting.example)]) {
                 let SettingArgs { settings, limits } = args.unwrap();
                 assert_eq!((settings, limits), (expected.clone(), NodeLimits::default()), "{}", setting.key);
             }
@@ -122,10 +119,10 @@ mod tests {
     fn all_flags_together_set_everything() {
         let mut flags = vec!["--sample-seed", "7", "--max-rate", "1Gbit", "--max-pod-rate", "1kpps,burst=1s"];
         flags.extend(["--max-namespace-rate", "9kpps"]);
-        let keys: Vec<String> = SETTINGS.iter().map(|setting| format!("--{}", setting.key)).collect();
+        let set: Vec<_> = SETTINGS.iter().map(|of| format!("--{}={}", of.key, of.example)).collect();
         let mut expected = Settings { seed: 7, ..Settings::default() };
-        for (setting, key) in SETTINGS.iter().zip(&keys) {
-            flags.extend([key, setting.example]);
+        for (setting, flag) in SETTINGS.iter().zip(&set) {
+            flags.push(flag);
             expected.set(setting.key, setting.example).unwrap();
         }
         let limits = NodeLimits {

@@ -51,6 +51,12 @@ RESULTS
 `kubectl mirror check` names the nodes. The agent's log has the reason, and `/mirror-agent ready` in its pod prints it.
 Installed mirrors [continue](operations.md#what-runs-without-the-agent) without the agent.
 
+## PodmirrorAgentNotConnected
+
+The [packets API](packets-api.md) has no packets and reports of some nodes: `kubectl mirror coverage -A` warns of them. The
+logs of their agents have the reason, such as another [version](support.md#different-versions) of the protocol, or no way
+to port 10709 of the server's pods.
+
 ## PodmirrorReportStale
 
 `kubectl get mirrornodes` shows the age of each report. Look at the agent's pod and log on these nodes, and at

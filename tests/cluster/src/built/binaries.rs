@@ -13,6 +13,7 @@ use mirror_test_tools::{
     process::{Run as _, command, step},
     programs::{self, Program},
 };
+use serde_json::Value;
 
 use super::{Cni, Mode, cilium, multus};
 
@@ -61,6 +62,9 @@ impl Binaries {
     pub(super) fn bring(mode: Mode) -> Result<Self> {
         let binaries = Self::locate()?;
         binaries.build()?;
+        if let Mode::ApiOnly(Some(version)) = mode {
+            binaries.build_api_server(version)?;
+        }
         if let Mode::Node(cni) = mode {
             binaries.unpack()?;
             match cni {
@@ -92,6 +96,19 @@ impl Binaries {
         self.built.join("bin").join(name)
     }
 
+    /// Path of the API server of a cluster of this kind.
+    pub(super) fn api_server(&self, mode: Mode) -> PathBuf {
+        match mode {
+            Mode::ApiOnly(Some(version)) => self.of_version(version).join("bin/kube-apiserver"),
+            Mode::ApiOnly(None) | Mode::Node(_) => self.built("kube-apiserver"),
+        }
+    }
+
+    /// The directory of the API server of another version.
+    fn of_version(&self, version: &str) -> PathBuf {
+        self.built.with_file_name(format!("kube-apiserver-{version}"))
+    }
+
     /// Path of a file of Debian's packages.
     pub(super) fn debian(&self, path: &str) -> PathBuf {
         self.debian.join("root").join(path)
@@ -121,6 +138,35 @@ impl Binaries {
             // Go names a program after the last part of its import path.
             fs::rename(self.built("server"), self.built("etcd"))?;
             Ok(())
+        })
+    }
+
+    /// Builds the API server of another version in Kubernetes' own module, which pins the dependencies of that version.
+    fn build_api_server(&self, version: &str) -> Result<()> {
+        let built = self.of_version(version);
+        once(&built, version, || {
+            let go = programs::go(&format!("Kubernetes {version}"))?;
+            step(&format!(
+                "building the API server of Kubernetes {version} into {} (go build; once, some minutes)",
+                built.display()
+            ));
+            let mut download = command(&go);
+            download.args(["mod", "download", "-json"]).arg(format!("k8s.io/kubernetes@v{version}"));
+            download.current_dir("/").env("GOWORK", "off").env("GOFLAGS", "");
+            let module: Value = serde_json::from_str(&download.read()?).context("go mod download")?;
+            let module = Path::new(module["Dir"].as_str().context("go mod download names no directory")?);
+            // Go's module cache is read-only, so the files that change are outside.
+            let go_mod = built.join("go.mod");
+            fs::write(&go_mod, with_published(&fs::read_to_string(module.join("go.mod"))?, version))?;
+            fs::write(built.join("go.sum"), fs::read(module.join("go.sum"))?)?;
+            let mut build = go_build(go, module, &ldflags(version)?);
+            // These options replace those of `go_build`. Go adds the checksums of the published modules.
+            build.arg("-mod=mod").arg("-modfile").arg(go_mod).arg("-o").arg(built.join("bin/"));
+            build.arg("./cmd/kube-apiserver").run().with_context(|| {
+                format!(
+                    "kube-apiserver {version} cannot be built; is Go new enough, and is its module proxy reachable?"
+                )
+            })
         })
     }
 }
@@ -169,6 +215,18 @@ pub(super) fn version_in(go_mod: &'static str, module: &str) -> Result<&'static 
     Ok(rest.split(' ').next().unwrap_or(rest))
 }
 
+/// Kubernetes' `go.mod` with the published modules of the same release. The directory `staging`, to which it refers, is
+/// not in the module.
+fn with_published(go_mod: &str, version: &str) -> String {
+    let published = format!(" v{}\n", version.replacen('1', "0", 1));
+    let lines = go_mod.lines().filter(|line| !line.contains(" => ./staging/"));
+    let lines = lines.map(|line| match line.strip_suffix(" v0.0.0") {
+        Some(module) => format!("{module}{published}"),
+        None => format!("{line}\n"),
+    });
+    lines.collect()
+}
+
 /// The linker flags of Kubernetes' own build, which set the version. Without them the programs report version 0.
 fn ldflags(version: &str) -> Result<String> {
     let mut numbers = version.split('.');
@@ -198,6 +256,17 @@ mod tests {
         let replaced: Vec<_> = GO_MOD.lines().filter(|line| line.contains("=>")).collect();
         assert_eq!(replaced.len(), 31);
         assert!(replaced.iter().all(|line| line.ends_with(&format!(" v{staging}"))), "{replaced:?}");
+    }
+
+    #[test]
+    fn another_version_is_built_from_the_published_modules() {
+        let go_mod = "\
+            require (\n\tk8s.io/api v0.0.0\n\tk8s.io/klog/v2 v2.130.1\n\tk8s.io/utils v0.0.0-2025\n)\n\
+            replace (\n\tk8s.io/api => ./staging/src/k8s.io/api\n)\n";
+        let expected = "\
+            require (\n\tk8s.io/api v0.30.14\n\tk8s.io/klog/v2 v2.130.1\n\tk8s.io/utils v0.0.0-2025\n)\n\
+            replace (\n)\n";
+        assert_eq!(with_published(go_mod, "1.30.14"), expected);
     }
 
     #[test]

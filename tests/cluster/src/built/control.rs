@@ -29,7 +29,7 @@ pub(super) fn up(binaries: &Binaries, mode: Mode) -> Result<()> {
     etcd(binaries).up(|| answers(2379, "/health"))?;
     fs::write(state::path(AUDIT_POLICY), audit_policy().to_string())?;
     api_server(binaries, mode).up(|| kubectl(binaries).args(["get", "--raw", "/readyz"]).succeeds())?;
-    if mode == Mode::ApiOnly {
+    if let Mode::ApiOnly(_) = mode {
         return Ok(());
     }
     controller_manager(binaries).up(|| is_healthy(binaries, 10257))?;
@@ -90,10 +90,11 @@ fn audit_policy() -> Value {
     })
 }
 
+/// The API server. Each version in [`KUBERNETES`](mirror_test_tools::KUBERNETES) has these options.
 fn api_server(binaries: &Binaries, mode: Mode) -> Component {
     let (pki, policy) = (state::text("pki"), state::text(AUDIT_POLICY));
     let server =
-        Component::new("kube-apiserver", binaries.built("kube-apiserver"), &[API_PORT]).arguments(&format!(
+        Component::new("kube-apiserver", binaries.api_server(mode), &[API_PORT]).arguments(&format!(
             "--etcd-servers=http://127.0.0.1:2379 --secure-port={API_PORT}
          --tls-cert-file={pki}/kube-apiserver.crt --tls-private-key-file={pki}/kube-apiserver.key
          --client-ca-file={pki}/ca.crt --cert-dir={pki}
@@ -111,7 +112,7 @@ fn api_server(binaries: &Binaries, mode: Mode) -> Component {
     match mode {
         // No controller creates service accounts in this mode, and without one the API server would refuse pods. There
         // is no kube-proxy either, so the API server connects to the endpoints of a service.
-        Mode::ApiOnly => server.arguments(
+        Mode::ApiOnly(_) => server.arguments(
             "--bind-address=127.0.0.1 --authorization-mode=RBAC --disable-admission-plugins=ServiceAccount
              --enable-aggregator-routing=true",
         ),

@@ -1,4 +1,4 @@
-//! The images for pods on this node. The node never pulls an image.
+//! The images for pods on this node. The node pulls images only in the level release.
 
 use std::{fs, path::Path};
 

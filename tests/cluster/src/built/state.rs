@@ -9,6 +9,7 @@ use std::{
 };
 
 use anyhow::{Context as _, Result, bail};
+use mirror_test_tools::KUBERNETES;
 
 use super::component::eventually;
 
@@ -66,27 +67,27 @@ impl FromStr for Cni {
 /// The kind of a cluster.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mode {
-    /// Only etcd and the API server: they store objects, and no controller acts on them.
-    ApiOnly,
+    /// Only etcd and the API server: they store objects, and no controller acts on them. The API server has one of the
+    /// versions in [`KUBERNETES`], or without one that of the other components.
+    ApiOnly(Option<&'static str>),
     /// A node that runs pods.
     Node(Cni),
 }
 
 impl Mode {
-    /// The mode that the command line requests. Without `cni`, pods are wired as in the present cluster, or by a
-    /// bridge.
-    pub(super) fn wanted(api_only: bool, cni: Option<Cni>, present: Option<Self>) -> Result<Self> {
-        let wanted = match (api_only, cni, present) {
-            (true, _, _) => Self::ApiOnly,
-            (false, Some(cni), _) => Self::Node(cni),
-            (false, None, Some(Self::Node(cni))) => Self::Node(cni),
-            (false, None, _) => Self::Node(Cni::Bridge),
-        };
-        match present {
-            Some(present) if present != wanted => bail!(
+    /// All kinds.
+    fn all() -> impl Iterator<Item = Self> {
+        let versions = [None].into_iter().chain(KUBERNETES.map(Some));
+        versions.map(Self::ApiOnly).chain(Cni::ALL.map(Self::Node))
+    }
+
+    /// The requested mode, else that of the present cluster, else a node with a bridge.
+    pub(super) fn wanted(requested: Option<Self>, present: Option<Self>) -> Result<Self> {
+        match (requested, present) {
+            (Some(wanted), Some(present)) if present != wanted => bail!(
                 "there is a cluster of another kind ({present}, and {wanted} is wanted): `cargo xtask cluster down` removes it"
             ),
-            _ => Ok(wanted),
+            _ => Ok(requested.or(present).unwrap_or(Self::Node(Cni::Bridge))),
         }
     }
 
@@ -102,13 +103,15 @@ impl Mode {
 
 impl fmt::Display for Mode {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::ApiOnly => "api-only",
+        let name = match self {
+            Self::ApiOnly(None) => "api-only",
+            Self::ApiOnly(Some(version)) => return write!(f, "api-only of {version}"),
             Self::Node(Cni::Bridge) => "bridge",
             Self::Node(Cni::Ptp) => "ptp",
             Self::Node(Cni::Cilium) => "cilium",
             Self::Node(Cni::Multus) => "multus",
-        })
+        };
+        f.write_str(name)
     }
 }
 
@@ -116,8 +119,7 @@ impl FromStr for Mode {
     type Err = anyhow::Error;
 
     fn from_str(text: &str) -> Result<Self> {
-        let mut modes = std::iter::once(Self::ApiOnly).chain(Cni::ALL.map(Self::Node));
-        let mode = modes.find(|mode| mode.to_string() == text);
+        let mode = Self::all().find(|mode| mode.to_string() == text);
         mode.with_context(|| format!("{DIR}/mode says {text:?}, which is no kind of cluster"))
     }
 }
@@ -143,20 +145,20 @@ mod tests {
     #[test]
     fn what_there_is_is_brought_back_and_never_turned_into_another_kind() {
         let wanted = Mode::wanted;
-        let bridge = Mode::Node(Cni::Bridge);
-        let ptp = Mode::Node(Cni::Ptp);
-        assert_eq!(wanted(false, None, None).unwrap(), bridge);
-        assert_eq!(wanted(false, None, Some(ptp)).unwrap(), ptp);
-        assert_eq!(wanted(true, None, Some(Mode::ApiOnly)).unwrap(), Mode::ApiOnly);
-        assert_eq!(wanted(false, Some(Cni::Ptp), None).unwrap(), ptp);
-        for (api_only, cni, present) in
-            [(false, Some(Cni::Ptp), bridge), (true, None, bridge), (false, None, Mode::ApiOnly)]
-        {
-            let why = wanted(api_only, cni, Some(present)).unwrap_err().to_string();
-            assert!(why.contains(&present.to_string()) && why.contains("cluster down"), "{why}");
-        }
-        for mode in [Mode::ApiOnly].into_iter().chain(Cni::ALL.map(Mode::Node)) {
+        assert_eq!(wanted(None, None).unwrap(), Mode::Node(Cni::Bridge));
+        for mode in Mode::all() {
             assert_eq!(mode.to_string().parse::<Mode>().unwrap(), mode);
+            assert_eq!(wanted(Some(mode), None).unwrap(), mode);
+            for present in Mode::all() {
+                assert_eq!(wanted(None, Some(present)).unwrap(), present);
+                let outcome = wanted(Some(mode), Some(present));
+                if present == mode {
+                    assert_eq!(outcome.unwrap(), mode);
+                    continue;
+                }
+                let why = outcome.unwrap_err().to_string();
+                assert!(why.contains(&present.to_string()) && why.contains("cluster down"), "{why}");
+            }
         }
     }
 }

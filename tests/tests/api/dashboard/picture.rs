@@ -73,7 +73,7 @@ fn with_unit(value: f64, unit: &str) -> String {
         "percentunit" => (100.0 * value, "%"),
         "bps" => (value, "bit/s"),
         "bytes" => (value, "B"),
-        "pps" => (value, "/s"),
+        "pps" | "reqps" => (value, "/s"),
         "s" => (value, "s"),
         _ => (value, ""),
     };

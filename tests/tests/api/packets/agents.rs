@@ -5,25 +5,33 @@ use std::{
     io::{Read as _, Write as _},
     net::{TcpListener, TcpStream},
     sync::Arc,
+    time::{Duration, SystemTime},
 };
 
+use k8s_openapi::ByteString;
 use mirror_test_cluster::built::BACKEND_IP;
 use mirror_tests::{Agent, Answer, Api, Lab, PacketFile, SOON, Way, check, eventually, lint_metrics, scaled};
 use rustls::{
-    ClientConfig, ClientConnection, RootCertStore, StreamOwned,
-    pki_types::{CertificateDer, ServerName, pem::PemObject as _},
+    ClientConfig, ClientConnection, RootCertStore, SignatureScheme, StreamOwned,
+    crypto::ring::sign::any_ecdsa_type,
+    pki_types::{CertificateDer, PrivateKeyDer, ServerName, pem::PemObject as _},
 };
-use serde_json::{Value, json};
+use serde_json::{Value, from_slice, from_value, json, to_value};
 
-use super::{AGENT, Packets};
+use super::{AGENT, Packets, rights::pki};
 use crate::{
     Node,
     aggregation::{GROUP, SERVICE},
     metrics::has_documented,
+    resources::run,
 };
 
 /// How a client of HTTP/2 begins.
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+
+/// The lifetime of a token that expires during a story, and the time for which the API server accepts an expired one.
+const LIFETIME: Duration = Duration::from_secs(30);
+const LEEWAY: Duration = Duration::from_secs(60);
 
 /// A connection to the port of a server for agents.
 type Connection = StreamOwned<ClientConnection, TcpStream>;
@@ -178,4 +186,123 @@ fn a_node_answers_for_its_own_pods_alone() {
     lint_metrics(&scrape);
     has_documented(&scrape, |name| name.starts_with("podmirror_apiserver_")).unwrap();
     agents.into_iter().for_each(Agent::stop);
+}
+
+/// The same token with a lifetime of [`LIFETIME`], signed with the key of the API server, which itself makes none of less
+/// than ten minutes.
+#[track_caller]
+fn expiring(token: &str) -> String {
+    let parts: Vec<_> = token.split('.').collect();
+    let [header, claims, _] = parts[..] else { panic!("{token}") };
+    let mut claims: Value = from_slice(&from_base64(claims)).unwrap();
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap();
+    let end = now + LIFETIME - LEEWAY;
+    for (claim, time) in [("iat", end - LEEWAY), ("nbf", end - LEEWAY), ("exp", end)] {
+        claims[claim] = time.as_secs().into();
+    }
+    let signed = format!("{header}.{}", base64(claims.to_string().as_bytes()));
+    let key = PrivateKeyDer::from_pem_file(pki("service-accounts.key")).unwrap();
+    let signer = any_ecdsa_type(&key).unwrap().choose_scheme(&[SignatureScheme::ECDSA_NISTP256_SHA256]);
+    let signature = signer.unwrap().sign(signed.as_bytes()).unwrap();
+    format!("{signed}.{}", base64(&numbers(&signature)))
+}
+
+/// The two numbers of a signature in DER, as a token has them: 32 bytes each.
+fn numbers(der: &[u8]) -> Vec<u8> {
+    let (mut both, mut rest) = (Vec::new(), &der[2..]);
+    while let [2, length, after @ ..] = rest {
+        let (number, after) = after.split_at(usize::from(*length));
+        // DER has no zeros before a number, or one of them.
+        let padded = [&[0; 32][..], number].concat();
+        both.extend_from_slice(&padded[padded.len() - 32..]);
+        rest = after;
+    }
+    both
+}
+
+/// Base64 with the letters for URLs, without padding.
+fn base64(bytes: &[u8]) -> String {
+    let text = to_value(ByteString(bytes.to_vec())).unwrap();
+    text.as_str().unwrap().trim_end_matches('=').replace('+', "-").replace('/', "_")
+}
+
+fn from_base64(text: &str) -> Vec<u8> {
+    let padding = "=".repeat(text.len().wrapping_neg() % 4);
+    let text = text.replace('-', "+").replace('_', "/") + &padding;
+    from_value::<ByteString>(text.into()).unwrap().0
+}
+
+/// The kubelet replaces the token in time. If it does not, the connection goes on, and the next one waits for a token.
+#[test]
+fn a_token_can_expire_after_its_agent_has_connected() {
+    let node @ Node { api, lab } = &Node::new("packets-expired");
+    let pods = node.pods(["web", "db"]);
+    let _containers = run(node, &pods, &[]);
+    let [web, db] = &pods;
+    let packets = Packets::start(api, 1, &[]);
+    packets.connect(lab);
+    let agent = packets.agent(lab, &[]);
+    packets.wait_connected(&[lab]);
+    let rules = json!([{ "apiGroups": [GROUP], "resources": ["packets"], "verbs": ["watch"] }]);
+    let alice = &packets.grant("alice", false, &rules);
+    let of_web = packets.uri("packets?fieldSelector=metadata.name%3Dweb&timeoutSeconds=1&watch=true");
+    eventually(SOON, || packets.get(alice, &of_web));
+    let (name, file) = (lab.node().name(), lab.files().join("apiserver-token"));
+    let reconnect_with = |token: &str| {
+        fs::write(&file, token).unwrap();
+        [Way::Refused, Way::Open].into_iter().for_each(|way| packets.relays.borrow()[0].set(way));
+    };
+    let connections = || packets.servers[0].log_with(&["has connected", name]).len();
+    let wait_connections = |expected: usize| {
+        eventually(2 * SOON, || {
+            let connections = connections();
+            check(connections == expected, || format!("{connections} connections, not {expected}"))
+        });
+    };
+    let long = packets.token(name, &format!("--audience={GROUP}"));
+    let short = expiring(&long);
+    reconnect_with(&short);
+    wait_connections(2);
+    let stream = packets.stream(alice, &packets.uri("packets?filter=icmp&watch=true"));
+    stream.wait_begun();
+    let ping = |expected: usize| {
+        lab.wait_mirrored(&[web, db]);
+        web.ping(db.v4(), 5, 56);
+        eventually(SOON, || {
+            let count = PacketFile::parse(&stream.bytes()).packets.len();
+            check(count == expected, || format!("{count} packets, not {expected}"))
+        });
+    };
+    ping(20);
+
+    let review = json!({
+        "apiVersion": "authentication.k8s.io/v1", "kind": "TokenReview",
+        "spec": { "token": short, "audiences": [GROUP] },
+    });
+    eventually(LIFETIME + SOON, || {
+        let review: Value =
+            from_slice(api.kubectl_with("create -f - -o json", &review.to_string()).as_bytes()).unwrap();
+        let why = review["status"]["error"].as_str().unwrap_or_default();
+        check(why.contains("expired"), || format!("{review:#}"))
+    });
+    ping(40);
+    packets.get(alice, &of_web).unwrap();
+    assert_eq!(connections(), 2);
+
+    let wait_told = |text: &str| {
+        eventually(SOON, || {
+            let comments = PacketFile::parse(&stream.bytes()).comments;
+            let text = format!("podmirror: {name}: {text}");
+            check(comments.contains(&text), || format!("not {text:?}: {comments:#?}"))
+        });
+    };
+    reconnect_with(&short);
+    agent.wait_for_log(&["401 Unauthorized", "the token is not valid for this server"]);
+    wait_told("its agent is not connected");
+    assert_eq!(connections(), 2);
+    fs::write(&file, long).unwrap();
+    wait_connections(3);
+    wait_told("its packets are read");
+    ping(60);
+    agent.stop();
 }

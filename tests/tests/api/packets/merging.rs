@@ -14,26 +14,30 @@ use crate::{
 
 /// Creates a pod of this node, and starts a process of it.
 #[track_caller]
-fn run_on(api: &Api, lab: &Lab, pod: &PodNs) -> Container {
-    let mut object = api.object(pod.name(), &[]);
+pub(super) fn run_on(api: &Api, lab: &Lab, pod: &PodNs, annotations: &[(&str, &str)]) -> Container {
+    let mut object = api.object(pod.name(), annotations);
     object["spec"]["nodeName"] = lab.node().name().into();
     api.apply(&object);
     api.start(lab, pod)
 }
 
 /// Another node, with a bridge for pods.
-fn other_node(story: &str) -> Lab {
+pub(super) fn other_node(story: &str) -> Lab {
     let lab = Lab::new(story);
     lab.bridge("br0");
     lab
 }
 
-/// Starts the agents of these nodes, and makes a user who reads packets.
+/// Starts the agents of these nodes, with more arguments, and makes a user who reads packets.
 #[track_caller]
-fn connect<const N: usize>(packets: &Packets<'_>, labs: [&Lab; N]) -> ([Agent; N], String) {
+pub(super) fn connect<const N: usize>(
+    packets: &Packets<'_>,
+    labs: [&Lab; N],
+    arguments: &[&str],
+) -> ([Agent; N], String) {
     let agents = labs.map(|lab| {
         packets.connect(lab);
-        packets.agent(lab, &[])
+        packets.agent(lab, arguments)
     });
     packets.wait_connected(&labs);
     let rules = json!([{ "apiGroups": [GROUP], "resources": ["packets"], "verbs": ["watch"] }]);
@@ -44,7 +48,7 @@ fn connect<const N: usize>(packets: &Packets<'_>, labs: [&Lab; N]) -> ([Agent; N
 }
 
 /// The name of the interface of a pod in a file.
-fn interface(api: &Api, pod: &PodNs) -> String {
+pub(super) fn interface(api: &Api, pod: &PodNs) -> String {
     format!("{}/{} eth0", api.namespace(), pod.name())
 }
 
@@ -70,10 +74,10 @@ fn three_nodes_and_two_replicas_make_one_file() {
     let _containers: Vec<_> = labs
         .iter()
         .zip(&pods)
-        .flat_map(|(lab, pods)| pods.each_ref().map(|pod| run_on(api, lab, pod)))
+        .flat_map(|(lab, pods)| pods.each_ref().map(|pod| run_on(api, lab, pod, &[])))
         .collect();
     let mut packets = Packets::start(api, 2, &[]);
-    let (agents, alice) = connect(&packets, labs);
+    let (agents, alice) = connect(&packets, labs, &[]);
     // The API server chooses a replica for each request.
     let counts = || [0, 1].map(|number| packets.servers[number].log_with(&["a user reads packets"]).len());
     let mut streams = [None, None];
@@ -165,7 +169,7 @@ fn names_follow_addresses() {
     set(web, &[web.v4(), web.v6()]);
     let checkout = serve("checkout");
     let packets = Packets::start(api, 1, &[]);
-    let (agents, alice) = connect(&packets, [lab]);
+    let (agents, alice) = connect(&packets, [lab], &[]);
     let stream = packets.stream(&alice, &packets.uri("packets?watch=true"));
     // Of two names of an address, the later one counts.
     let wait_named = |expected: &[(IpAddr, String)]| {
@@ -206,9 +210,9 @@ fn a_pod_that_matches_later_is_read() {
     let [web, db] = &["web", "db"].map(|name| lab.pod(name, "br0"));
     let [far, peer] = &["far", "peer"].map(|name| other.pod(name, "br0"));
     let _containers =
-        [(lab, web), (lab, db), (other, far), (other, peer)].map(|(lab, pod)| run_on(api, lab, pod));
+        [(lab, web), (lab, db), (other, far), (other, peer)].map(|(lab, pod)| run_on(api, lab, pod, &[]));
     let packets = Packets::start(api, 1, &[]);
-    let (agents, alice) = connect(&packets, [lab, other]);
+    let (agents, alice) = connect(&packets, [lab, other], &[]);
     let stream =
         packets.stream(&alice, &packets.uri("packets?labelSelector=tier%3Dfront&filter=icmp&watch=true"));
     stream.wait_begun();

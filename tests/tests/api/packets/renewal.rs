@@ -3,18 +3,16 @@
 use std::{
     collections::BTreeSet,
     fs,
-    net::TcpStream,
-    sync::Arc,
+    net::SocketAddr,
     time::{Duration, Instant},
 };
 
 use k8s_openapi::jiff::Timestamp;
 use mirror_test_cluster::built::BACKEND_IP;
-use mirror_tests::{Capture, Captured, PacketFile, Pinging, SOON, Tail, check, eventually, scaled};
-use rustls::{
-    ClientConfig, ClientConnection, RootCertStore,
-    pki_types::{CertificateDer, ServerName, pem::PemObject as _},
+use mirror_tests::{
+    Capture, Captured, PacketFile, Pinging, SOON, Tail, check, eventually, served_certificate,
 };
+use rustls::pki_types::{CertificateDer, pem::PemObject as _};
 use serde_json::json;
 
 use super::Packets;
@@ -31,9 +29,9 @@ const LIFETIME: Duration = Duration::from_secs(48);
 /// The longest duration of a request, where streams are renewed.
 const LONGEST: Duration = Duration::from_secs(5);
 /// The exit code of `tail` if a part of the packets is missing.
-const INCOMPLETE: i32 = 3;
+pub(super) const INCOMPLETE: i32 = 3;
 /// How `tail` reports a time without packets.
-const GAP: &str = "no packets were read between ";
+pub(super) const GAP: &str = "no packets were read between ";
 
 /// The certificates in the APIService's caBundle.
 fn bundle(packets: &Packets<'_>) -> Vec<CertificateDer<'static>> {
@@ -44,17 +42,8 @@ fn bundle(packets: &Packets<'_>) -> Vec<CertificateDer<'static>> {
 
 /// The certificate at this port of a server, verified with the present caBundle.
 fn certificate(packets: &Packets<'_>, port: u16) -> Result<Vec<u8>, String> {
-    let mut roots = RootCertStore::empty();
-    roots.add_parsable_certificates(bundle(packets));
-    let tls = Arc::new(ClientConfig::builder().with_root_certificates(roots).with_no_client_auth());
-    let name = ServerName::try_from(format!("{SERVICE}.{}.svc", packets.api.namespace())).unwrap();
-    let mut tls = ClientConnection::new(tls, name).unwrap();
-    let mut connection = TcpStream::connect((BACKEND_IP, port)).unwrap();
-    connection.set_read_timeout(Some(scaled(SOON))).unwrap();
-    while tls.is_handshaking() {
-        tls.complete_io(&mut connection).map_err(|error| format!("{port}: {error}"))?;
-    }
-    Ok(tls.peer_certificates().unwrap()[0].to_vec())
+    let server = SocketAddr::new(BACKEND_IP.parse().unwrap(), port);
+    served_certificate(server, &format!("{SERVICE}.{}.svc", packets.api.namespace()), bundle(packets))
 }
 
 /// Each server replaces its certificate several times, and one of them the CA. New connections trust the servers,
@@ -128,8 +117,7 @@ fn the_plugin_shows(packets: &Packets<'_>, user: &str, node: &str, pod: &str) {
     assert!(code == Some(0) && is_shown, "{code:?} {text}{why}");
 }
 
-/// Only the server ends a stream: kube-apiserver's `--min-request-timeout` is for its own resources. The user has the
-/// rights of the chart's ClusterRole and no others.
+/// The user has the rights of the chart's ClusterRole and no others.
 #[test]
 fn a_stream_ends_at_its_time_and_the_plugin_goes_on() {
     let node @ Node { api, lab } = &Node::new("packets-ends");

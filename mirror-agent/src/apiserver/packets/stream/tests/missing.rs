@@ -38,6 +38,28 @@ fn the_past_alone_is_complete_only_if_all_its_nodes_were_read() {
     assert_eq!([end(&["a"]), end(&["a", "b"])], ["incomplete", "complete"]);
 }
 
+/// A node whose agent is not connected can have packets of deleted pods.
+#[test]
+fn the_past_of_all_nodes_is_complete_only_if_all_agents_are_connected() {
+    let end = |agents: &[&str]| {
+        let mut past = with(stream("&since=1h&follow=false"), &[("web", "a")]);
+        past.with_agents = ["a", "b"].map(str::to_owned).into();
+        let joined = join(&mut past, agents);
+        joined.iter().for_each(|(id, ..)| past.ended(*id, Ok(())));
+        (joined.len(), past.outcome(), said(&mut past))
+    };
+    let missing = "podmirror: b: its agent is not connected".to_owned();
+    assert_eq!(end(&["a"]), (1, "incomplete", vec![missing]));
+    assert_eq!(end(&["a", "b"]), (2, "complete", vec![]));
+    // All other packets are of pods that exist, or of one node.
+    assert!(stream("&since=1h&follow=false").is_of_all_nodes());
+    for query in ["", "&since=1h", "&since=1h&follow=false&labelSelector=app=web"] {
+        assert!(!stream(query).is_of_all_nodes(), "{query}");
+    }
+    let interface = of("nodepackets", "&fieldSelector=metadata.name%3Da&interface=eth0");
+    assert!(!interface.is_of_all_nodes());
+}
+
 #[test]
 fn the_recorded_packets_of_a_pod_that_has_moved_are_left_out() {
     let mut past = with(stream("&since=1h&follow=false"), &[("web", "b")]);
