@@ -65,12 +65,11 @@ pub const FILTER_DIFFERS: u32 = 0x101;
 
 /// Bit of [`Session::flags`]: the session has a filter, in `FILTERS` at [`Session::filter`].
 pub const SESSION_FILTERED: u32 = 1;
-/// Bit of [`Session::flags`]: the session has limits, in `METERS` at [`Session::id`] and `LIMITS` at
-/// [`Session::settings`].
+/// Bit of [`Session::flags`]: the session has limits ([`Level::Session`](crate::limit::Level::Session)), with the meter
+/// at [`Session::id`] and the limits at [`Session::settings`].
 pub const SESSION_METERED: u32 = 2;
-/// Bit of [`Session::flags`]: the limits of pods, namespaces and the node apply: `NODE_LIMITS`, with `POD_METERS` at
-/// [`Tap::pod_meter`], `NAMESPACE_METERS` at [`Tap::namespace_meter`] and `NODE_METER`. Never set for a capture,
-/// because those limits are for mirrors.
+/// Bit of [`Session::flags`]: the limits of pods, namespaces and the node apply, with the meters at [`Tap::pod_meter`]
+/// and [`Tap::namespace_meter`]. Never set for a capture, because those limits are for mirrors.
 pub const SESSION_POD_METERED: u32 = 4;
 
 /// Bit of [`Session::flags`]: the filter may give another answer for a super-frame than for its segments. So if the
@@ -97,8 +96,8 @@ pub const TARGET_GUARDED: u32 = 16;
 /// nothing is copied to this target without [`TARGET_CUTS`].
 pub const TARGET_TUNNEL: u32 = 32;
 
-/// Bit of [`Target::flags`]: the target has a ceiling for all its copies, in `TARGET_LIMITS` and `TARGET_METERS` at its
-/// index.
+/// Bit of [`Target::flags`]: the target has a ceiling for all its copies
+/// ([`Level::Target`](crate::limit::Level::Target)), at its index.
 pub const TARGET_METERED: u32 = 64;
 
 /// Bit of [`Target::flags`]: nothing is copied to this target before the time in `UNREAD` at its index, in ns of the
@@ -123,17 +122,6 @@ pub const OVERSIZE_SEGMENT: u32 = 1;
 pub const OVERSIZE_FRAGMENT: u32 = 2;
 /// [`Tunnel::oversize`]: a copy that does not fit is dropped.
 pub const OVERSIZE_DROP: u32 = 3;
-
-/// Index in `NODE_LIMITS`: the limit for all copies of the node (`--max-rate`).
-pub const NODE_LIMIT: u32 = 0;
-/// Index in `NODE_LIMITS`: the limit for the copies of each pod (`--max-pod-rate`).
-pub const POD_LIMIT: u32 = 1;
-/// Index in `NODE_LIMITS`: the share of [`NODE_LIMIT`] that each pod has, whatever the traffic of the others.
-pub const SHARE_LIMIT: u32 = 2;
-/// Index in `NODE_LIMITS`: the limit for the copies of all pods of each namespace (`--max-namespace-rate`).
-pub const NAMESPACE_LIMIT: u32 = 3;
-/// Elements of `NODE_LIMITS`.
-pub const NODE_LIMITS_LEN: usize = 4;
 
 /// Maximum length of a filter's text in [`SessionInfo::filter`].
 pub const MAX_FILTER_TEXT: usize = 1024;
@@ -198,11 +186,11 @@ pub struct Tap {
     pub kind: u32,
     /// [`TAP_CAPTURES_ONLY`], [`TAP_SEEN_INSIDE`].
     pub flags: u32,
-    /// Index of the pod's meters in `POD_METERS`, below [`MAX_TAPS`]; the taps of one pod share it. Valid with
+    /// Place of the meters of the pod and of its share, below [`MAX_TAPS`]; the taps of one pod share it. Valid with
     /// [`SESSION_POD_METERED`].
     pub pod_meter: u32,
-    /// Index of the meter of the pod's namespace in `NAMESPACE_METERS`, below [`MAX_TAPS`], plus 1; the taps of one
-    /// namespace share it. 0: the tap is for an interface without a pod. Valid with [`SESSION_POD_METERED`].
+    /// Place of the meter of the pod's namespace, below [`MAX_TAPS`], plus 1; the taps of one namespace share it. 0: the
+    /// tap is for an interface without a pod. Valid with [`SESSION_POD_METERED`].
     pub namespace_meter: u32,
     /// Number of used entries at the beginning of `sessions`.
     pub session_count: u32,

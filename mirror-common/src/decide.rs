@@ -10,7 +10,7 @@
 //! 5. charge: do the rates and budgets allow a copy? Late, so that only copies are charged. (`limit`)
 //! 6. copy: clone to the target's device, or write a record to its ring, and evaluate the result.
 //!
-//! Exactly one verdict is counted for each session, and no session's verdict depends on another session's.
+//! Exactly one verdict is counted for each session; none, if the packet is left to the pod side of the tap.
 
 use crate::{
     abi::{
@@ -81,7 +81,8 @@ pub trait Kernel {
     /// The target at this index of `TARGETS`, as seen from the tap.
     fn target(&mut self, tap: &Tap, index: u32) -> Option<Reach>;
     /// Step 5 for a session that has limits, or whose target has a ceiling: [`charge`](crate::limit::charge::charge).
-    fn charge(&mut self, tap: &Tap, session: &Session, target: Reach) -> Result<Paid, Verdict>;
+    /// Returns what it has charged, also if one level then refuses the copy.
+    fn charge(&mut self, tap: &Tap, session: &Session, target: Reach) -> (Paid, Result<(), Verdict>);
     /// Refunds what [`Self::charge`] took: [`give_back`](crate::limit::charge::give_back).
     fn give_back(&mut self, tap: &Tap, session: &Session, paid: Paid);
     /// Clones the packet, with `tc_index` in the clone, to the device of the session's target. At that device the clone
@@ -190,14 +191,17 @@ fn run<K: Kernel>(
     }
     let has_limits =
         session.flags & (SESSION_METERED | SESSION_POD_METERED) != 0 || target.flags & TARGET_METERED != 0;
-    let paid = if has_limits { kernel.charge(tap, session, target)? } else { Paid::NOTHING };
-    let copied = if target.flags & TARGET_STREAM != 0 {
-        kernel.record(session, direction)
-    } else {
-        let cloned = kernel.clone_to(session, direction, target, marks::of_copy(packet.tc_index));
-        outcome(cloned, target.flags).map(|()| cloned.removed)
+    let (paid, charged) =
+        if has_limits { kernel.charge(tap, session, target) } else { (Paid::NOTHING, Ok(())) };
+    let copied = match charged {
+        Err(verdict) => Err(verdict),
+        Ok(()) if target.flags & TARGET_STREAM != 0 => kernel.record(session, direction),
+        Ok(()) => {
+            let cloned = kernel.clone_to(session, direction, target, marks::of_copy(packet.tc_index));
+            outcome(cloned, target.flags).map(|()| cloned.removed)
+        }
     };
-    if copied.is_err() && has_limits {
+    if copied.is_err() && paid != Paid::NOTHING {
         kernel.give_back(tap, session, paid);
     }
     copied

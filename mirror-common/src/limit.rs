@@ -3,15 +3,17 @@
 //! Pure: the caller provides the clock, and keeps two CPUs from using the same [`Meter`] at once. This module does not
 //! look at the packet, which has passed filter and sample already.
 //!
-//! [`charge`] defines the order of the checks: session, pod, node.
+//! [`charge`] charges a copy to the meter of each [`Level`].
 
 use core::time::Duration;
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
+pub use self::level::{LIMITS_LEN, Level, METERS_LEN};
 use crate::verdict::Verdict;
 
 pub mod charge;
+mod level;
 
 /// Times in a meter are in units of 2^-10 ns, so that a byte at 100 Gbit/s (0.08 ns) still has a price.
 pub const TICKS_PER_NS: u64 = 1 << 10;
@@ -89,6 +91,12 @@ impl Limits {
         self.burst_ticks != 0
     }
 
+    /// Whether there is a rate or a budget.
+    #[inline(always)]
+    const fn are_set(&self) -> bool {
+        self.burst_ticks | self.packets | self.bytes | self.ends_ns != 0
+    }
+
     /// Prices of a packet in ticks: the packet itself, and its `len` bytes.
     #[inline(always)]
     const fn prices(&self, len: u32) -> (i64, i64) {
@@ -125,17 +133,6 @@ pub struct Meter {
     pub ticks_per_byte: u64,
 }
 
-/// The use by the copies of one pod: of its ceiling (`POD_LIMIT`) and of its share of the node's rate (`SHARE_LIMIT`).
-/// Zeros mean unused.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
-#[repr(C)]
-pub struct PodMeter {
-    /// Meter of the pod's ceiling.
-    pub ceiling: Meter,
-    /// Meter of the pod's share.
-    pub share: Meter,
-}
-
 /// Whether a budget of [`Limits`] is used up.
 #[inline(always)]
 pub const fn is_used_up(used: u64, budget: u64) -> bool {
@@ -167,16 +164,6 @@ impl Meter {
         Ok(())
     }
 
-    /// Charges one packet as [`Self::take`] does, whatever the state of the meter: the debt is paid before other pods
-    /// get any rate.
-    #[inline(always)]
-    const fn overdraw(&mut self, limits: &Limits, now_ns: u64, len: u32) {
-        if limits.has_rate() {
-            self.count(limits, now_ns);
-        }
-        self.draw(limits, len);
-    }
-
     /// Converts a debt at the prices of an earlier rate into the price of the same packets and bytes at the present
     /// rate. Without this, a debt of a very low rate would take weeks to pay.
     #[inline(always)]
@@ -204,6 +191,8 @@ impl Meter {
         self.bytes = self.bytes.saturating_sub(len as u64);
     }
 
+    /// Charges one packet, whatever the credit: after a refusal by [`Self::take`], which has updated the credit. The
+    /// debt is paid before other pods get any rate.
     #[inline(always)]
     const fn draw(&mut self, limits: &Limits, len: u32) {
         if limits.has_rate() {

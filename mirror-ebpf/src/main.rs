@@ -169,7 +169,7 @@ impl Kernel for Skb {
     }
 
     #[inline(always)]
-    fn charge(&mut self, tap: &Tap, session: &Session, target: Reach) -> Result<Paid, Verdict> {
+    fn charge(&mut self, tap: &Tap, session: &Session, target: Reach) -> (Paid, Result<(), Verdict>) {
         meter::take(tap, session, target, self.len)
     }
 

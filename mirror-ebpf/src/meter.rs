@@ -9,50 +9,22 @@ use aya_ebpf::{
     macros::btf_map,
 };
 use mirror_common::{
-    abi::{
-        MAX_SESSIONS, MAX_TAPS, NAMESPACE_LIMIT, NODE_LIMIT, NODE_LIMITS_LEN, POD_LIMIT, SESSION_METERED,
-        SESSION_POD_METERED, SETTINGS_PLACES, SHARE_LIMIT, Session, TARGET_METERED, TARGET_PLACES, Tap,
-    },
+    abi::{SESSION_METERED, SESSION_POD_METERED, Session, TARGET_METERED, Tap},
     decide::Reach,
     limit::{
-        Limits, Meter, PodMeter,
+        LIMITS_LEN, Limits, METERS_LEN, Meter,
         charge::{self, Bill, Meters, Paid},
     },
     verdict::Verdict,
 };
 
-/// The limits of each session, by the index of its settings. The agent writes them.
+/// The limits of every level. The agent writes them.
 #[btf_map(pin_by_name)]
-static LIMITS: Array<Limits, { SETTINGS_PLACES as usize }> = Array::new();
+static LIMITS: Array<Limits, LIMITS_LEN> = Array::new();
 
-/// The use of each session.
+/// The use by every session, target, pod and namespace, and by the node.
 #[btf_map(pin_by_name)]
-static METERS: Array<LockedMeter, { MAX_SESSIONS as usize }> = Array::new();
-
-/// The ceilings of the targets. The agent writes them.
-#[btf_map(pin_by_name)]
-static TARGET_LIMITS: Array<Limits, { TARGET_PLACES as usize }> = Array::new();
-
-/// The use of each target.
-#[btf_map(pin_by_name)]
-static TARGET_METERS: Array<LockedMeter, { TARGET_PLACES as usize }> = Array::new();
-
-/// The limits of the node, of each pod, of each pod's share of the node's rate, and of each namespace. The agent writes
-/// them.
-#[btf_map(pin_by_name)]
-static NODE_LIMITS: Array<Limits, NODE_LIMITS_LEN> = Array::new();
-
-/// The use of the node.
-#[btf_map(pin_by_name)]
-static NODE_METER: Array<LockedMeter, 1> = Array::new();
-
-/// The use of each pod.
-#[btf_map(pin_by_name)]
-static POD_METERS: Array<LockedPodMeter, { MAX_TAPS as usize }> = Array::new();
-
-/// The use of the pods of each namespace.
-#[btf_map(pin_by_name)]
-static NAMESPACE_METERS: Array<LockedMeter, { MAX_TAPS as usize }> = Array::new();
+static METERS: Array<LockedMeter, METERS_LEN> = Array::new();
 
 /// A meter and its lock. The kernel identifies the lock by its type.
 #[repr(C)]
@@ -62,79 +34,51 @@ struct LockedMeter {
     meter: Meter,
 }
 
-/// A pod's meters and their lock.
-#[repr(C)]
-struct LockedPodMeter {
-    lock: bpf_spin_lock,
-    _padding: u32,
-    meter: PodMeter,
-}
-
-/// The meters in the maps.
+/// The limits and meters in the maps.
 struct Maps;
-
-/// Changes the meter at an index of a map under its lock. Returns `None` from the caller if there is no such meter.
-macro_rules! locked {
-    ($map:ident[$place:expr], $limits:expr, $change:ident) => {{
-        let (limits, meter) = ($limits, $map.get_ptr_mut($place)?);
-        // SAFETY: the element is valid for the whole program, and every access to its meter is under its lock.
-        unsafe {
-            lock(&raw mut (*meter).lock);
-            let changed = $change(limits, &mut (*meter).meter);
-            unlock(&raw mut (*meter).lock);
-            Some(changed)
-        }
-    }};
-}
 
 impl Meters for Maps {
     #[inline(always)]
-    fn session<R>(&mut self, places: u32, change: impl FnOnce(&Limits, &mut Meter) -> R) -> Option<R> {
-        locked!(METERS[places & 0xffff], LIMITS.get(places >> 16)?, change)
+    fn limits(&self, index: u32) -> Option<&Limits> {
+        LIMITS.get(index)
     }
 
     #[inline(always)]
-    fn target<R>(&mut self, place: u32, change: impl FnOnce(&Limits, &mut Meter) -> R) -> Option<R> {
-        locked!(TARGET_METERS[place], TARGET_LIMITS.get(place)?, change)
-    }
-
-    #[inline(always)]
-    fn pod<R>(&mut self, index: u32, change: impl FnOnce([&Limits; 2], &mut PodMeter) -> R) -> Option<R> {
-        locked!(POD_METERS[index], [NODE_LIMITS.get(POD_LIMIT)?, NODE_LIMITS.get(SHARE_LIMIT)?], change)
-    }
-
-    #[inline(always)]
-    fn has_namespace_rate(&mut self) -> bool {
-        NODE_LIMITS.get(NAMESPACE_LIMIT).is_some_and(Limits::has_rate)
-    }
-
-    #[inline(always)]
-    fn namespace<R>(&mut self, index: u32, change: impl FnOnce(&Limits, &mut Meter) -> R) -> Option<R> {
-        locked!(NAMESPACE_METERS[index], NODE_LIMITS.get(NAMESPACE_LIMIT)?, change)
-    }
-
-    #[inline(always)]
-    fn has_node_rate(&mut self) -> bool {
-        NODE_LIMITS.get(NODE_LIMIT).is_some_and(Limits::has_rate)
-    }
-
-    #[inline(always)]
-    fn node<R>(&mut self, change: impl FnOnce(&Limits, &mut Meter) -> R) -> Option<R> {
-        locked!(NODE_METER[0], NODE_LIMITS.get(NODE_LIMIT)?, change)
+    fn meter<R>(
+        &self,
+        index: u32,
+        share: Option<(&Limits, u32)>,
+        change: impl FnOnce(&mut Meter, Option<(&Limits, &mut Meter)>) -> R,
+    ) -> Option<R> {
+        let meter = METERS.get_ptr_mut(index)?;
+        let share = match share {
+            Some((limits, index)) => Some((limits, METERS.get_ptr_mut(index)?)),
+            None => None,
+        };
+        // SAFETY: the elements are valid for the whole program, and every access to a meter is under its lock; to that
+        // of a share, under the lock of its pod's ceiling.
+        unsafe {
+            lock(&raw mut (*meter).lock);
+            let share = share.map(|(limits, share)| (limits, &mut (*share).meter));
+            let changed = change(&mut (*meter).meter, share);
+            unlock(&raw mut (*meter).lock);
+            Some(changed)
+        }
     }
 }
 
 /// Charges a packet of `len` bytes to the session, the target, the pod, its namespace and the node, if they have limits.
 #[inline(always)]
-pub(crate) fn take(tap: &Tap, session: &Session, target: Reach, len: u32) -> Result<Paid, Verdict> {
+pub(crate) fn take(tap: &Tap, session: &Session, target: Reach, len: u32) -> (Paid, Result<(), Verdict>) {
     let place = if target.flags & TARGET_METERED != 0 { session.target + 1 } else { 0 };
     let answer = charge_packet(places(session), session.flags, owners(tap), place, len);
-    match answer & !Paid::ALL {
-        0 => Ok(Paid::from_bits(answer)),
+    let charged = match answer & !Paid::ALL {
+        0 => Ok(()),
         LIMITED => Err(Verdict::Limited),
         ENDED => Err(Verdict::Ended),
         _ => Err(Verdict::Failed),
-    }
+    };
+    (Paid::from_bits(answer & Paid::ALL), charged)
 }
 
 /// Refunds the charge of [`take`] for a packet that was not copied after all.
@@ -148,13 +92,13 @@ const LIMITED: u32 = 1 << 8;
 const ENDED: u32 = 2 << 8;
 const FAILED: u32 = 3 << 8;
 
-/// Packs the indexes of a session's meter and limits into one argument.
+/// Packs the places of a session's meter and limits into one argument.
 #[inline(always)]
 const fn places(session: &Session) -> u32 {
     session.id | session.settings << 16
 }
 
-/// Packs the indexes of the pod's and the namespace's meters into one argument: a function has at most five.
+/// Packs the places of the pod's and the namespace's meters into one argument: a function has at most five.
 #[inline(always)]
 const fn owners(tap: &Tap) -> u32 {
     tap.pod_meter | tap.namespace_meter << 16
@@ -162,12 +106,11 @@ const fn owners(tap: &Tap) -> u32 {
 
 #[inline(always)]
 const fn bill(session: u32, flags: u32, owners: u32, target: u32, len: u32) -> Bill {
-    let is_pod_metered = flags & SESSION_POD_METERED != 0;
     Bill {
-        session: if flags & SESSION_METERED != 0 { Some(session) } else { None },
+        session: if flags & SESSION_METERED != 0 { Some((session >> 16, session & 0xffff)) } else { None },
         target: target.checked_sub(1),
+        pod: if flags & SESSION_POD_METERED != 0 { Some(owners & 0xffff) } else { None },
         namespace: (owners >> 16).checked_sub(1),
-        pod: if is_pod_metered { Some(owners & 0xffff) } else { None },
         len,
     }
 }
@@ -182,12 +125,15 @@ extern "C" fn charge_packet(session: u32, flags: u32, owners: u32, target: u32, 
     // The clock is read before the locks: no helper can be called under a lock.
     // SAFETY: the helper has no preconditions.
     let now_ns = unsafe { bpf_ktime_get_ns() };
-    match charge::charge(&mut Maps, bill(session, flags, owners, target, len), now_ns) {
-        Ok(paid) => paid.to_bits(),
-        Err(Verdict::Limited) => LIMITED,
-        Err(Verdict::Ended) => ENDED,
-        Err(_) => FAILED,
-    }
+    let mut paid = Paid::NOTHING;
+    let charged = charge::charge(&Maps, bill(session, flags, owners, target, len), now_ns, &mut paid);
+    paid.to_bits()
+        | match charged {
+            Ok(()) => 0,
+            Err(Verdict::Limited) => LIMITED,
+            Err(Verdict::Ended) => ENDED,
+            Err(_) => FAILED,
+        }
 }
 
 /// Refunds a charge. A global function too.
@@ -195,6 +141,6 @@ extern "C" fn charge_packet(session: u32, flags: u32, owners: u32, target: u32, 
 #[inline(never)]
 extern "C" fn refund_packet(session: u32, paid: u32, owners: u32, target: u32, len: u32) -> u32 {
     let every = bill(session, SESSION_METERED | SESSION_POD_METERED, owners, target, len);
-    charge::give_back(&mut Maps, every, Paid::from_bits(paid));
+    charge::give_back(&Maps, every, Paid::from_bits(paid));
     0
 }

@@ -5,10 +5,9 @@
 //! because stories share the node, its agent and its mirror interface.
 
 use std::{
-    env, fs,
+    fs,
     net::IpAddr,
     ops::Deref,
-    process::Command,
     sync::{Once, OnceLock},
     time::{Duration, Instant},
 };
@@ -133,24 +132,6 @@ impl Cluster {
     /// The node's address.
     pub fn address(&self) -> IpAddr {
         self.address
-    }
-
-    /// Runs `helm` with these arguments, as the checks of the chart do, and returns its output. It must succeed.
-    #[track_caller]
-    pub fn helm(&self, words: &str) -> String {
-        self.try_helm(words).unwrap_or_else(|error| panic!("{error}"))
-    }
-
-    /// Runs `helm` as [`Cluster::helm`] does; returns its output, or the reason for its failure.
-    pub fn try_helm(&self, words: &str) -> Result<String, String> {
-        let helm = env::var_os("MIRROR_HELM").expect("MIRROR_HELM names the program of helm");
-        let mut helm = Command::new(helm);
-        let files = self.host.files();
-        helm.env_clear()
-            .env("HOME", files)
-            .env("KUBECONFIG", self.kubeconfig())
-            .args(words.split_whitespace());
-        succeeded("helm", words, &helm.output().unwrap())
     }
 
     /// Runs the client of the container runtime (containerd's `ctr`) with these arguments, on a cluster that was built

@@ -3,7 +3,7 @@
 //! `cargo xtask test` sets the cluster's `KUBECONFIG`. `mirror-test-cluster` implements access to the cluster.
 
 use std::{
-    fs,
+    env, fs,
     io::Write as _,
     path::PathBuf,
     process::{Command, Output, Stdio},
@@ -105,6 +105,20 @@ impl Kubectl {
         kubectl.stdin.take().unwrap().write_all(input.as_bytes()).unwrap();
         let output = kubectl.wait_with_output().unwrap();
         succeeded("kubectl", words, &output)
+    }
+
+    /// Runs `helm` with these arguments, as the checks of the chart do, and returns its output. It must succeed.
+    #[track_caller]
+    pub fn helm(&self, words: &str) -> String {
+        self.try_helm(words).unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    /// Runs `helm` as [`Kubectl::helm`] does; returns its output, or the reason for its failure.
+    pub fn try_helm(&self, words: &str) -> Result<String, String> {
+        let helm = env::var_os("MIRROR_HELM").expect("MIRROR_HELM names the program of helm");
+        let mut helm = with_words(Command::new(helm), words);
+        helm.env_clear().env("HOME", self.files.path()).env("KUBECONFIG", self.kubeconfig());
+        succeeded("helm", words, &helm.output().unwrap())
     }
 
     /// The command `kubectl` with these arguments, for the caller to change and run.

@@ -1,28 +1,23 @@
 //! Renders the Helm chart, and checks the result.
 //!
-//! This module does not use a cluster. The tests on a cluster check that the API server accepts the result, and that
-//! the agent runs with it. `generate` and `lint` call this module.
+//! This module does not use a cluster. The level api checks that the API server accepts the result, and that Prometheus
+//! answers the queries of the dashboard and the alerts; the level cluster, that the agent runs with it. `generate` and
+//! `lint` call this module.
 
+mod monitors;
 mod openshift;
-mod prometheus;
-mod schemas;
 #[cfg(test)]
 mod tests;
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    ffi::OsStr,
-    fs,
-    path::{Path, PathBuf},
-    process::Command,
-};
+use std::{collections::BTreeMap, fs, path::Path, process::Command};
 
 use anyhow::{Context as _, Result, anyhow, bail, ensure};
 use serde_json::Value;
 
 use crate::{
-    process::{Run as _, step},
-    tools, workspace,
+    pins,
+    process::{Run as _, command, is_ci, step},
+    programs, tools, workspace,
 };
 
 /// The manifest in `deploy/rendered` is for this version and newer ones.
@@ -31,6 +26,9 @@ const RENDERED_FOR: &str = "1.30.0";
 pub(crate) const CHART: &str = "deploy/chart";
 /// Values of platforms, which the page explains; `full-values.yaml` is for the checks alone.
 const PLATFORMS: (&str, &str) = ("deploy/chart/ci", "docs/platforms.md");
+
+/// The tests of the alerts for promtool.
+const ALERTS: &str = "xtask/chart/alerts.yaml";
 
 /// Rendered charts, by their values or the files with these.
 type Manifests = BTreeMap<String, String>;
@@ -45,7 +43,7 @@ pub(crate) fn rendered(chart: &Path) -> Result<String> {
 
 /// The chart's README, with a table of all values.
 pub(crate) fn readme() -> Result<String> {
-    let mut docs = tools::helm_docs()?;
+    let mut docs = tools::go_program("github.com/norwoodj/helm-docs/cmd/helm-docs", pins::HELM_DOCS)?;
     docs.args(["--chart-search-root", "deploy/chart", "--sort-values-order", "file", "--dry-run"]);
     let text = docs.args(["--log-level", "error"]).current_dir(workspace::root()).read()?;
     ensure!(text.contains("## Values"), "helm-docs has not read deploy/chart/values.yaml");
@@ -55,20 +53,22 @@ pub(crate) fn readme() -> Result<String> {
     Ok(text)
 }
 
-/// Checks the chart with helm's own rules, with values that must be taken or refused, with the schemas of
-/// Kubernetes, with OpenShift's constraints, and with the metrics.
+/// Checks the chart with helm's own rules, with values that must be taken or refused, with OpenShift's constraints, and
+/// its monitors and alerts.
 pub(crate) fn check() -> Result<()> {
     step("chart");
     helm()?.args(["lint", "--strict", "--quiet", CHART]).run()?;
     let mut manifests = rendered_cases()?;
-    manifests.extend(schemas::check(&platforms()?)?);
+    manifests.extend(platforms()?);
     each_with(&manifests, "kind: SecurityContextConstraints\n", openshift::fits)?;
-    let mut rules = BTreeSet::new();
-    each_with(&manifests, "apiVersion: monitoring.coreos.com/", |objects| {
-        rules.extend(prometheus::check(objects)?);
-        Ok(())
-    })?;
-    prometheus::check_syntax(&rules)
+    each_with(&manifests, "apiVersion: monitoring.coreos.com/", monitors::check)?;
+    match programs::promtool() {
+        Err(why) if !is_ci() => println!("    NOT CHECKED: the alerts: {why:#}"),
+        promtool => {
+            command(promtool?).args(["test", "rules", ALERTS]).current_dir(workspace::root()).run()?;
+        }
+    }
+    Ok(())
 }
 
 /// Renders the chart with the values of each case, compares the outcome, and returns the manifests.
@@ -115,23 +115,18 @@ fn each_with(manifests: &Manifests, part: &str, mut check: impl FnMut(&[Value]) 
     })
 }
 
-/// The files with the values of platforms.
-fn platforms() -> Result<Vec<PathBuf>> {
+/// Renders the chart with the values of each platform.
+fn platforms() -> Result<Manifests> {
     let (directory, page) = PLATFORMS;
     let page_text = fs::read_to_string(workspace::root().join(page)).context(page)?;
-    let entries = fs::read_dir(workspace::root().join(directory)).context(directory)?;
-    let mut files: Vec<_> = entries.map(|entry| Ok(entry?.path())).collect::<Result<_>>()?;
-    files.sort();
-    for name in files.iter().filter_map(|file| file.file_name()?.to_str()) {
+    let mut manifests = Manifests::new();
+    for file in workspace::files(&[directory])? {
+        let (_, name) = file.rsplit_once('/').context("a file in a directory")?;
         ensure!(name == "full-values.yaml" || page_text.contains(name), "{page} does not explain {name}");
+        let manifest = template(CHART.as_ref(), &[], RENDERED_FOR)?.args(["--values", &file]).read()?;
+        manifests.insert(file, manifest);
     }
-    Ok(files)
-}
-
-/// Renders the chart with a file of values.
-fn with_file(file: &Path, kubernetes: &str) -> Result<String> {
-    let file: &OsStr = file.as_ref();
-    template(CHART.as_ref(), &[], kubernetes)?.arg("--values").arg(file).read()
+    Ok(manifests)
 }
 
 fn template(chart: &Path, values: &[String], kubernetes: &str) -> Result<Command> {

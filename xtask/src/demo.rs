@@ -9,7 +9,7 @@ use crate::{
     programs,
     test::bpffs,
     tools,
-    workspace::{self, Tested},
+    workspace::{AGENT, tested},
 };
 
 /// Runs the demo. Returns only if it cannot run.
@@ -20,7 +20,7 @@ pub(crate) fn run() -> Result<()> {
     programs::bring(&programs::NETWORK)?;
     bpffs()?;
     step("building the agent");
-    let Tested { test: demo, agent } = workspace::tested("demo")?;
+    let (demo, agent) = (tested("demo", "demo")?, tested("demo", AGENT)?);
     // Replaces this process, so that Ctrl-C does not end it before the demo has removed what it created.
     Err(command(&demo).env("MIRROR_AGENT", agent).exec()).with_context(|| demo.display().to_string())
 }

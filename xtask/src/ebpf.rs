@@ -2,15 +2,15 @@
 //!
 //! This file needs only std and `pins`, because it is shared: `cargo xtask build-ebpf` calls it, and the build scripts
 //! of `mirror-agent` and `mirror-tests` include it. So there is one way to build the objects. It does not install tools
-//! (`tools` does). If a tool is missing, the error names the command that installs it.
+//! (`tools` does); the error names the command that installs them.
 
 use std::{
     env, fs,
     path::{Path, PathBuf},
-    process::{Command, Stdio},
+    process::Command,
 };
 
-use crate::pins::{BPF_LINKER, NIGHTLY};
+use crate::pins::NIGHTLY;
 
 /// The target: little-endian BPF. Every supported machine is little-endian.
 const TARGET: &str = "bpfel-unknown-none";
@@ -48,30 +48,8 @@ pub(crate) fn bpf_linker() -> Result<PathBuf, String> {
     Ok(cache_dir()?.join("tools/bin/bpf-linker"))
 }
 
-/// Whether the pinned nightly is installed with the sources of `core`.
-pub(crate) fn has_nightly() -> bool {
-    let mut rustc = Command::new("rustup");
-    rustc.args(["run", NIGHTLY, "rustc", "--print", "sysroot"]).stderr(Stdio::null());
-    let Ok(output) = without_outer_cargo(&mut rustc).output() else { return false };
-    let sysroot = String::from_utf8_lossy(&output.stdout);
-    output.status.success() && Path::new(sysroot.trim()).join("lib/rustlib/src/rust/library/core").is_dir()
-}
-
-/// Whether bpf-linker is installed in the pinned version.
-pub(crate) fn has_bpf_linker() -> bool {
-    let Ok(path) = bpf_linker() else { return false };
-    let output = Command::new(path).arg("--version").output();
-    output.is_ok_and(|out| String::from_utf8_lossy(&out.stdout).trim() == format!("bpf-linker {BPF_LINKER}"))
-}
-
 /// Builds (or lints) the programs of the workspace at `root`, and copies the objects to `to`.
 pub(crate) fn run(root: &Path, action: Action, to: &Path) -> Result<Objects, String> {
-    if !has_nightly() {
-        return Err(missing(&format!("{NIGHTLY} with rust-src")));
-    }
-    if !has_bpf_linker() {
-        return Err(missing(&format!("bpf-linker {BPF_LINKER}")));
-    }
     // A separate target directory, because the caller may be a build script while cargo holds the lock of the usual
     // one.
     let target_dir = root.join("target/bpf");
@@ -99,7 +77,9 @@ pub(crate) fn run(root: &Path, action: Action, to: &Path) -> Result<Objects, Str
     }
     let status = cargo.status().map_err(|error| format!("rustup: {error}"))?;
     if !status.success() {
-        return Err("the eBPF programs do not build: see cargo's messages".into());
+        return Err(format!(
+            "the eBPF programs do not build: see cargo's messages. `cargo xtask build-ebpf` installs {NIGHTLY} and bpf-linker"
+        ));
     }
 
     let built = target_dir.join(TARGET).join("release");
@@ -166,10 +146,4 @@ pub(crate) fn without_outer_cargo(command: &mut Command) -> &mut Command {
         }
     }
     command
-}
-
-fn missing(what: &str) -> String {
-    format!(
-        "{what} is needed for the eBPF programs and is not here: run `cargo xtask build-ebpf` once, it brings it"
-    )
 }

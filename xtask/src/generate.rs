@@ -2,7 +2,7 @@
 //! tools: the CRDs, the rendered manifest of the chart and its README, the agent's reference of flags and annotations, and
 //! the runbooks.
 //!
-//! `--check` changes nothing, and fails if a file is not up to date. `lint` calls it that way.
+//! `lint` compares them.
 
 use std::{fs, path::Path};
 
@@ -11,26 +11,15 @@ use anyhow::{Context as _, Result, ensure};
 use crate::{
     chart,
     process::{Run as _, command, step},
-    tools, workspace,
+    tools,
+    workspace::{self, AGENT, tested},
 };
 
 /// The text before the rendered chart. It creates the namespace, as Helm does with `--create-namespace`.
 const HEAD: &str = include_str!("../chart/head.yaml");
 
-/// The command line of `cargo xtask gen`.
-#[derive(Debug, clap::Args)]
-pub(crate) struct GenArgs {
-    /// Change nothing; fail if a file is not up to date.
-    #[arg(long)]
-    check: bool,
-}
-
-/// Writes the files, or checks them.
-pub(crate) fn run(args: GenArgs) -> Result<()> {
-    if args.check {
-        check_printed()?;
-        return check();
-    }
+/// Writes the files.
+pub(crate) fn run() -> Result<()> {
     // The chart contains the CRDs.
     for (file, text) in printed()? {
         write(file, &text)?;
@@ -69,7 +58,7 @@ fn write(file: &str, text: &str) -> Result<()> {
 fn printed() -> Result<[(&'static str, String); 3]> {
     tools::stable()?;
     tools::bpf()?;
-    let agent = workspace::agent()?;
+    let agent = tested("demo", AGENT)?;
     let printed = |word: &str| command(&agent).arg(word).read();
     Ok([
         ("docs/reference.md", printed("reference")?),

@@ -3,10 +3,7 @@
 //! The image is a static binary (musl) in an empty file system. The same sources give the same image: it contains no
 //! time, no path and no name of the machine. The caller decides what to do with the image.
 
-use std::{
-    fs,
-    path::{Path, PathBuf},
-};
+use std::{fs, path::PathBuf};
 
 use anyhow::{Context as _, Result, ensure};
 use serde_json::{Value, json};
@@ -16,7 +13,8 @@ use crate::{
     archive::{Entry, write_archive},
     portable,
     process::step,
-    tools, workspace,
+    tools,
+    workspace::{self, AGENT},
 };
 
 /// Name and tag of the image: the chart's defaults.
@@ -31,19 +29,15 @@ pub(crate) struct ImageArgs {
     /// The nodes' architecture [default: this machine's].
     #[arg(long, value_name = "ARCH", value_parser = ["amd64", "arm64"])]
     arch: Option<String>,
-    /// The archive to write [default: target/image/mirror-agent-VERSION-ARCH.tar].
-    #[arg(long, value_name = "FILE")]
-    output: Option<PathBuf>,
 }
 
 /// Builds the image, and prints how to use it.
 pub(crate) fn run(args: ImageArgs) -> Result<()> {
-    let ImageArgs { arch, output } = args;
-    let arch = arch.map_or_else(Arch::host, |name| name.parse())?;
+    let arch = args.arch.map_or_else(Arch::host, |name| name.parse())?;
     let name = format!("mirror-agent-{}-{}.tar", env!("CARGO_PKG_VERSION"), arch.name());
-    let output = output.unwrap_or_else(|| workspace::root().join("target/image").join(name));
-    let bytes = build(arch, portable::RELEASE, &output)?.bytes;
-    println!("    {REFERENCE} for {}, {:.1} MB: {}", arch.name(), bytes as f64 / 1e6, output.display());
+    let archive = build(arch, portable::RELEASE, &name)?.archive;
+    let megabytes = fs::metadata(&archive)?.len() as f64 / 1e6;
+    println!("    {REFERENCE} for {}, {megabytes:.1} MB: {}", arch.name(), archive.display());
     println!(
         "    on a node: `ctr -n k8s.io images import FILE`, `podman load -i FILE` or `docker load -i FILE`"
     );
@@ -53,9 +47,8 @@ pub(crate) fn run(args: ImageArgs) -> Result<()> {
 /// An image, and the agent in it.
 pub(crate) struct Image {
     pub(crate) archive: PathBuf,
-    /// The agent in the image.
+    /// The agent, where it was built.
     pub(crate) agent: PathBuf,
-    bytes: u64,
 }
 
 /// The content of an image.
@@ -67,34 +60,31 @@ pub(crate) struct Content {
     pub(crate) config: Value,
 }
 
-/// Builds the agent in this profile, and writes the image to `to`.
-pub(crate) fn build(arch: Arch, profile: &str, to: &Path) -> Result<Image> {
+/// Builds the agent in this profile, and writes the image to the archive `name` in `target/image`.
+pub(crate) fn build(arch: Arch, profile: &str, name: &str) -> Result<Image> {
     let Content { agent, entries, config } = content(arch, profile)?;
     step("writing the image");
-    if let Some(dir) = to.parent() {
-        fs::create_dir_all(dir).with_context(|| dir.display().to_string())?;
-    }
-    write_archive(to, REFERENCE, arch, &entries, &config)?;
-    Ok(Image { archive: to.to_owned(), agent, bytes: fs::metadata(to)?.len() })
+    let dir = workspace::root().join("target/image");
+    fs::create_dir_all(&dir).with_context(|| dir.display().to_string())?;
+    let archive = dir.join(name);
+    write_archive(&archive, REFERENCE, arch, &entries, &config)?;
+    Ok(Image { archive, agent })
 }
 
 /// Builds the agent in this profile: the content of its image.
 pub(crate) fn content(arch: Arch, profile: &str) -> Result<Content> {
     tools::bpf()?;
-    let built = portable::linux("mirror-agent", arch, profile)?;
-    let agent = built.executable()?;
-    let revision =
-        built.variables.get("PODMIRROR_REVISION").context("the agent's build script told no revision")?;
+    let agent = portable::linux(AGENT, arch, profile)?;
     let binary = fs::read(&agent).with_context(|| agent.display().to_string())?;
     let is_small = profile != portable::RELEASE || binary.len() <= MAX_BYTES;
     ensure!(is_small, "the agent has {} bytes, more than {MAX_BYTES}", binary.len());
-    let config = json!({ "Entrypoint": ["/mirror-agent"], "Labels": labels(revision) });
-    Ok(Content { agent, entries: vec![Entry::program("mirror-agent", binary)], config })
+    let labels = labels(&workspace::commit().unwrap_or_default());
+    let config = json!({ "Entrypoint": ["/mirror-agent"], "Labels": labels });
+    Ok(Content { agent, entries: vec![Entry::program(AGENT, binary)], config })
 }
 
-/// The labels for registries and people (OCI annotations). `revision` is that of the agent's build script: the binary
-/// may not run here, and git may have changed since.
-pub(crate) fn labels(revision: &str) -> Value {
+/// The labels for registries and people (OCI annotations). Without a commit (empty), there is no label for it.
+pub(crate) fn labels(commit: &str) -> Value {
     let mut labels = json!({
         "org.opencontainers.image.title": "podmirror",
         "org.opencontainers.image.description": "Copies the packets of chosen Kubernetes pods to a mirror interface",
@@ -103,20 +93,8 @@ pub(crate) fn labels(revision: &str) -> Value {
         "org.opencontainers.image.source": env!("CARGO_PKG_REPOSITORY"),
         "org.opencontainers.image.url": env!("CARGO_PKG_HOMEPAGE"),
     });
-    if revision != "unknown" {
-        labels["org.opencontainers.image.revision"] = json!(revision);
+    if !commit.is_empty() {
+        labels["org.opencontainers.image.revision"] = json!(commit);
     }
     labels
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn an_image_names_its_commit_where_there_is_one() {
-        const REVISION: &str = "org.opencontainers.image.revision";
-        assert_eq!(labels("1a2b3c4d5e6f-dirty")[REVISION], "1a2b3c4d5e6f-dirty");
-        assert!(labels("unknown").get(REVISION).is_none());
-    }
 }

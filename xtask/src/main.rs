@@ -57,7 +57,7 @@ enum Task {
     /// Run the demo: two pods, one of them mirrored.
     Demo,
     /// Write the files that are generated and committed.
-    Gen(generate::GenArgs),
+    Gen,
     /// Build the agent's container image.
     Image(image::ImageArgs),
     /// Build the kubectl plugin, and install it for this user.
@@ -78,7 +78,7 @@ fn main() -> ExitCode {
         Task::BuildEbpf => build_ebpf::run(),
         Task::Cluster(args) => cluster::run(args),
         Task::Demo => demo::run(),
-        Task::Gen(args) => generate::run(args),
+        Task::Gen => generate::run(),
         Task::Image(args) => image::run(args),
         Task::Install => install::run(),
         Task::Lint => lint::run(),

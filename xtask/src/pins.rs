@@ -29,9 +29,6 @@ pub(crate) const HELM: &str = "3.22.0";
 /// Makes the chart's README.
 // renovate: datasource=go depName=github.com/norwoodj/helm-docs
 pub(crate) const HELM_DOCS: &str = "1.14.2";
-/// Checks the rendered chart with the schemas of Kubernetes.
-// renovate: datasource=go depName=github.com/yannh/kubeconform
-pub(crate) const KUBECONFORM: &str = "0.8.0";
 /// Checks the workflows of the forge.
 // renovate: datasource=go depName=github.com/rhysd/actionlint
 pub(crate) const ACTIONLINT: &str = "1.7.12";
@@ -53,7 +50,6 @@ pub(crate) const ZIG: &str = "0.17.0";
 /// Makes cargo link with zig.
 // renovate: datasource=pypi depName=cargo-zigbuild
 pub(crate) const ZIGBUILD: &str = "0.24.0";
-/// The oldest version with all features of the chart, and the newest: of the schemas, and of the API servers in the level
-/// api-versions.
+/// The oldest version with all features of the chart, and the newest: of the API servers in the level api-versions.
 // renovate: datasource=go depName=k8s.io/kubernetes
 pub(crate) const KUBERNETES: [&str; 2] = ["1.30.14", "1.37.2"];

@@ -1,22 +1,20 @@
 //! Builds for other machines than this one: statically linked for Linux, and for Windows and macOS. The programs contain
 //! no directory names of this machine. `image`, `release` and `vm` call this module.
 
-use std::process::Command;
+use std::{path::PathBuf, process::Command};
 
 use anyhow::Result;
 
 use crate::{
     arch::Arch,
     ebpf,
-    process::{find, step},
-    programs, tools,
-    workspace::{self, Built},
+    process::step,
+    programs::{self, Program},
+    tools, workspace,
 };
 
 /// The target of the builds for Windows.
 const WINDOWS: &str = "x86_64-pc-windows-gnu";
-/// The linker and C compiler for Windows.
-const MINGW: &str = "x86_64-w64-mingw32-gcc";
 /// Stubs for the linker with the names in Apple's frameworks, which are only on Macs.
 const FRAMEWORKS: &str = "xtask/macos";
 
@@ -30,13 +28,13 @@ pub(crate) const PLATFORMS: [(&str, &str); 5] = [
 ];
 
 /// The profile of programs for users.
-pub(crate) const RELEASE: &str = "release";
+pub(crate) const RELEASE: &str = "dist";
 /// The profile of the image that tests install. The build takes a fraction of the time, and the program is larger and
 /// slower.
 pub(crate) const TEST: &str = "test-image";
 
-/// Builds a package's program for users of one of the platforms.
-pub(crate) fn program(package: &str, platform: &str, target: &str) -> Result<Built> {
+/// Builds a package's program for users of one of the platforms, and returns its path.
+pub(crate) fn program(package: &str, platform: &str, target: &str) -> Result<PathBuf> {
     match platform.split_once('-') {
         Some(("linux", arch)) => linux(package, arch.parse()?, RELEASE),
         Some(("windows", _)) => windows(package),
@@ -45,8 +43,8 @@ pub(crate) fn program(package: &str, platform: &str, target: &str) -> Result<Bui
 }
 
 /// Builds a package's program for Linux, linked statically, in this profile.
-pub(crate) fn linux(package: &str, arch: Arch, profile: &str) -> Result<Built> {
-    let mut flags = flags(&["-Cstrip=symbols"]);
+pub(crate) fn linux(package: &str, arch: Arch, profile: &str) -> Result<PathBuf> {
+    let mut flags = vec!["-Cstrip=symbols"];
     // The TLS library contains C and assembler that use nothing of the C library, so the host's compiler is sufficient.
     // Unless fortification is off, some distributions' compilers insert calls of functions that only glibc has.
     let (compiler, c_flags) = if arch == Arch::host()? {
@@ -54,52 +52,40 @@ pub(crate) fn linux(package: &str, arch: Arch, profile: &str) -> Result<Built> {
     } else {
         // The C library's headers here are this machine's and must not be used: `-nostdlibinc` hides them, and the
         // definition makes the library do without them. Rust provides the other architecture's libraries and a linker.
-        flags.push("-Clinker=rust-lld".to_owned());
+        flags.push("-Clinker=rust-lld");
         (tools::clang()?, "-ffreestanding -nostdlibinc -DRING_CORE_NOSTDLIBINC=1")
     };
-    let mut cargo = build(workspace::cargo("build"), package, arch.target(), profile, &flags)?;
     let variable = |name: &str| format!("{name}_{}", arch.target().replace('-', "_"));
+    let mut cargo = workspace::cargo("build");
     cargo.env(variable("CC"), compiler).env(variable("CFLAGS"), c_flags);
-    workspace::built_by(cargo)
+    build(cargo, package, arch.target(), profile, &flags)
 }
 
 /// Builds a package's program for Windows on x86-64.
-fn windows(package: &str) -> Result<Built> {
-    if find(MINGW).is_none() {
-        programs::install_packages(&["gcc-mingw-w64-x86-64"])?;
-    }
+fn windows(package: &str) -> Result<PathBuf> {
+    programs::bring(&[Program::of("gcc-mingw-w64-x86-64", "x86_64-w64-mingw32-gcc")])?;
     // The linker would write the time into the program.
-    let flags = flags(&["-Cstrip=symbols", "-Clink-arg=-Wl,--no-insert-timestamp"]);
-    workspace::built_by(build(workspace::cargo("build"), package, WINDOWS, RELEASE, &flags)?)
+    let flags = ["-Cstrip=symbols", "-Clink-arg=-Wl,--no-insert-timestamp"];
+    build(workspace::cargo("build"), package, WINDOWS, RELEASE, &flags)
 }
 
 /// Builds a package's program for macOS. zig links it, and signs it for processors that run no program without a
 /// signature. So zig has to strip it too: a change afterwards would make the signature invalid.
-fn macos(package: &str, target: &str) -> Result<Built> {
+fn macos(package: &str, target: &str) -> Result<PathBuf> {
     let frameworks = format!("-Clink-arg=-F{}", workspace::root().join(FRAMEWORKS).display());
-    let flags = flags(&["-Cstrip=none", "-Clink-arg=-s", &frameworks]);
-    workspace::built_by(build(tools::zigbuild()?, package, target, RELEASE, &flags)?)
+    let flags = ["-Cstrip=none", "-Clink-arg=-s", &frameworks];
+    build(tools::zigbuild()?, package, target, RELEASE, &flags)
 }
 
-fn flags(more: &[&str]) -> Vec<String> {
-    let mut flags = ebpf::remapped_paths(&workspace::root());
-    flags.extend(more.iter().map(|flag| (*flag).to_owned()));
-    flags
-}
-
-/// Adds the arguments of a build to cargo, or to a program that calls it.
-fn build(
-    mut cargo: Command,
-    package: &str,
-    target: &str,
-    profile: &str,
-    flags: &[String],
-) -> Result<Command> {
+/// Builds by cargo, or by a program that calls it.
+fn build(mut cargo: Command, package: &str, target: &str, profile: &str, flags: &[&str]) -> Result<PathBuf> {
     tools::target(target)?;
     step(&format!("building {package} for {target}"));
     cargo.args(["--profile", profile, "--package", package, "--bin", package, "--target", target]);
+    let mut all = ebpf::remapped_paths(&workspace::root());
+    all.extend(flags.iter().map(|flag| (*flag).to_owned()));
     // Set here instead of in the profile, which would also strip the eBPF programs of the data from which their BTF is
     // made.
-    cargo.env("CARGO_ENCODED_RUSTFLAGS", flags.join("\x1f"));
-    Ok(cargo)
+    cargo.env("CARGO_ENCODED_RUSTFLAGS", all.join("\x1f"));
+    workspace::executable(cargo, package)
 }

@@ -7,16 +7,20 @@ use std::{env, fs, num::NonZero, path::PathBuf, process::Command, thread, time::
 
 use anyhow::{Context as _, Result, bail};
 use clap::ValueEnum;
-use mirror_test_cluster::built::{self, Cni, cilium, multus};
+use mirror_test_cluster::{
+    Existing,
+    built::{self, Cni, cilium, multus},
+};
 
 use crate::{
     apt,
     beside::Beside,
-    cluster::level::{self, Given},
-    fuzz,
+    cluster::level,
+    fuzz, pins,
     process::{Run as _, command, is_ci, is_root, step},
     programs::{self, CAPTURES, DOWNLOADS, FIREWALL, NETWORK, Program, TRAFFIC},
-    readers, tools, vm, workspace,
+    readers, tools, vm,
+    workspace::{self, AGENT},
 };
 
 /// The levels of tests.
@@ -36,8 +40,6 @@ pub(crate) enum Level {
     Cluster,
     /// The level prog, and the stories of netns that depend on the kernel, on other kernels in qemu.
     Vm,
-    /// The levels prog and netns on other kernels, with all stories. Runs only if it is named.
-    VmWhole,
     /// Programs that nobody here wrote (Suricata, softflowd, tshark, Open vSwitch) read copies. Runs only if it is named.
     Readers,
     /// The agent's image on a node with Cilium, in its modes. Runs only if it is named.
@@ -57,15 +59,15 @@ pub(crate) struct TestArgs {
     /// What to run [default: unit, prog and netns].
     #[arg(long = "level", value_name = "LEVEL")]
     levels: Vec<Level>,
-    /// Run every level but api-versions, vm-whole, readers, cilium, multus, release and fuzz: also api, cluster and vm,
-    /// which install what they need.
+    /// Run every level but api-versions, readers, cilium, multus, release and fuzz: also api, cluster and vm, which
+    /// install what they need. On 2 cores, that takes 45 minutes or more, and the first time half an hour more.
     #[arg(long, conflicts_with = "levels")]
     all: bool,
     /// Run the level cluster on a cluster that exists, whose only node is this machine or a container on it.
-    #[arg(long, value_name = "FILE", requires = "levels")]
+    #[arg(long, value_name = "FILE", requires = "import")]
     kubeconfig: Option<PathBuf>,
     /// The command that brings an image onto that cluster's node, without the archive's path, as in `kind load
-    /// image-archive` [default: the images are already there].
+    /// image-archive`.
     #[arg(long, value_name = "COMMAND", requires = "kubeconfig")]
     import: Option<String>,
     /// For the tests themselves: a filter, --nocapture, ...
@@ -76,7 +78,8 @@ pub(crate) struct TestArgs {
 /// Runs the levels in order.
 pub(crate) fn run(args: TestArgs) -> Result<()> {
     let TestArgs { levels, all, kubeconfig, import, arguments } = args;
-    let given = kubeconfig.map(|kubeconfig| Given { kubeconfig, import });
+    let given = kubeconfig.zip(import).map(|(path, import)| Existing::connect(&path, Some(import)));
+    let given = given.transpose()?;
     if given.is_some() && levels != [Level::Cluster] {
         bail!("--kubeconfig is for the level cluster alone: say `--level cluster`");
     }
@@ -86,9 +89,6 @@ pub(crate) fn run(args: TestArgs) -> Result<()> {
         true => Level::ALL.to_vec(),
         false => Level::USUAL.to_vec(),
     };
-    if all {
-        announce();
-    }
     let (mut ran, mut not_run) = (Vec::new(), Vec::new());
     let mut guests = None;
     let mut run = |level: Level| {
@@ -135,6 +135,9 @@ const SLOW: &str = "MIRROR_TEST_SLOW";
 /// The factor for levels that can run beside the guests of the level vm, which share the caches of the CPUs.
 const BESIDE_GUESTS: &str = "2";
 
+/// The registry of the level release.
+const REGISTRY: &str = "github.com/distribution/distribution/v3/cmd/registry";
+
 /// The number of pairs of a filter and a frame in the level fuzz.
 const FUZZ_PAIRS: &str = "5000000";
 
@@ -152,7 +155,7 @@ impl Level {
     /// The programs of this machine that the stories use.
     fn programs(self) -> Vec<Program> {
         let lists: &[&[Program]] = match self {
-            Self::Prog | Self::Vm | Self::VmWhole => &[],
+            Self::Prog | Self::Vm => &[],
             Self::Unit | Self::Readers | Self::Cluster => &[&NETWORK, &CAPTURES],
             Self::Netns => &[&NETWORK, &CAPTURES, &FIREWALL, &TRAFFIC],
             Self::Api | Self::ApiVersions => &[&NETWORK, &FIREWALL],
@@ -162,11 +165,11 @@ impl Level {
         lists.concat()
     }
 
-    fn run(self, given: Option<&Given>, arguments: &[String]) -> Result<()> {
+    fn run(self, given: Option<&Existing>, arguments: &[String]) -> Result<()> {
         tools::stable()?;
         tools::bpf()?;
         programs::bring(&self.programs())?;
-        if !matches!(self, Self::Unit | Self::Fuzz | Self::Vm | Self::VmWhole) {
+        if !matches!(self, Self::Unit | Self::Fuzz | Self::Vm) {
             bpffs()?;
         }
         let name = self.name();
@@ -209,7 +212,10 @@ impl Level {
                 clients.env("MIRROR_KUBECTL", built::kubectl_program().context("no kubectl was built")?);
                 clients.args(["--", "--ignored"]).args(arguments).run()
             }
-            Self::ApiVersions => level::with_api_versions(|| api_stories(arguments)),
+            Self::ApiVersions => pins::KUBERNETES.into_iter().try_for_each(|version| {
+                step(&format!("stories with the API server of Kubernetes {version}"));
+                level::with_api(&mut api_stories(arguments)?, Some(version))
+            }),
             Self::Cluster => {
                 let test = || {
                     let mut test = test_target(&name);
@@ -224,8 +230,8 @@ impl Level {
                 let tools = [
                     ("MIRROR_XTASK", Command::new(env::current_exe()?)),
                     ("MIRROR_COSIGN", tools::cosign()?),
-                    ("MIRROR_KREW", tools::krew()?),
-                    ("MIRROR_REGISTRY", tools::registry()?),
+                    ("MIRROR_KREW", tools::go_program("sigs.k8s.io/krew/cmd/krew", pins::KREW)?),
+                    ("MIRROR_REGISTRY", tools::go_program(REGISTRY, pins::REGISTRY)?),
                 ];
                 let test = || {
                     let mut test = test_target(&name);
@@ -234,42 +240,26 @@ impl Level {
                 };
                 level::run(&[Cni::Bridge], test, None, arguments)
             }
-            Self::Vm => vm::run_short(arguments),
-            Self::VmWhole => vm::run_whole(arguments),
+            Self::Vm => vm::run_level(arguments),
         }
     }
 }
 
 /// Returns an error if this machine cannot run a level.
-fn can_run(level: Level, given: Option<&Given>) -> Result<()> {
+fn can_run(level: Level, given: Option<&Existing>) -> Result<()> {
     match level {
         Level::Unit | Level::Fuzz => Ok(()),
         Level::Prog | Level::Netns | Level::Readers if !is_root() => {
             bail!("it needs root, to load programs and to make network namespaces")
         }
         Level::Prog | Level::Netns => Ok(()),
-        Level::Readers | Level::Vm | Level::VmWhole => apt::can_unpack(),
+        Level::Readers | Level::Vm => apt::can_unpack(),
         Level::Api | Level::ApiVersions => level::can_run_api(),
         Level::Cluster => level::can_run(given),
         Level::Cilium => level::can_run(None).and_then(|()| cilium::can_be_brought()),
         Level::Multus => level::can_run(None).and_then(|()| multus::can_be_brought()),
         Level::Release => level::can_run(None).and_then(|()| programs::go("cosign").map(drop)),
     }
-}
-
-/// What `--all` installs, unless it is there.
-const ALL_INSTALLS: &str = "\
-    api, cluster  Kubernetes, built by Go: 7 minutes, 1 GB of downloads, 5 GB of disk
-    cluster       a static build of the agent: 2 minutes, 1 GB of disk; containerd and others of Debian 12
-    vm            qemu and Debian's kernels 5.10 and 6.12: 0.2 GB of downloads, 1 GB of disk
-    All of it goes to the cache of podmirror, of Go and of cargo; `cargo xtask test` does without.";
-
-/// Prints what `--all` installs, and how long it takes.
-fn announce() {
-    step(
-        "every level: 45 minutes or more on 2 cores with the build, and the first time half an hour more for what it brings:",
-    );
-    println!("{ALL_INSTALLS}");
 }
 
 fn test_target(name: &str) -> Command {
@@ -281,7 +271,7 @@ fn test_target(name: &str) -> Command {
 /// A test target that runs the built agent.
 fn stories(name: &str, arguments: &[String]) -> Result<Command> {
     let mut test = test_target(name);
-    test.env("MIRROR_AGENT", workspace::tested(name)?.agent).arg("--").args(arguments);
+    test.env("MIRROR_AGENT", workspace::tested(name, AGENT)?).arg("--").args(arguments);
     Ok(test)
 }
 
@@ -290,6 +280,7 @@ fn api_stories(arguments: &[String]) -> Result<Command> {
     let mut test = stories("api", arguments)?;
     test.env("MIRROR_PLUGIN", workspace::program("kubectl-mirror")?)
         .env(programs::PROMTOOL, programs::promtool()?)
+        .env("MIRROR_HELM", tools::helm()?.get_program())
         .env(SLOW, BESIDE_GUESTS)
         .env(THREADS, threads(ABSENT));
     Ok(test)

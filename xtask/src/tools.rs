@@ -6,13 +6,13 @@
 
 use std::{fs, process::Command};
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result};
 use mirror_test_tools::{
     process::{Run as _, command, find, step},
     programs::{cache_dir, go, install_packages},
 };
 
-use crate::{ebpf, pins, workspace};
+use crate::{pins, workspace};
 
 /// Installs the pinned stable toolchain with clippy and rustfmt.
 pub(crate) fn stable() -> Result<()> {
@@ -21,14 +21,11 @@ pub(crate) fn stable() -> Result<()> {
 
 /// Installs the pinned nightly with the sources of `core`, and bpf-linker.
 pub(crate) fn bpf() -> Result<()> {
-    if !ebpf::has_nightly() {
-        toolchain(pins::NIGHTLY, &["rust-src"])?;
-    }
-    if ebpf::has_bpf_linker() {
+    toolchain(pins::NIGHTLY, &["rust-src", "clippy"])?;
+    if is_installed("bpf-linker", pins::BPF_LINKER)? {
         return Ok(());
     }
-    stable()?;
-    let llvm = format!("/usr/lib/llvm-{}", pins::LLVM_MAJOR);
+    let llvm = llvm();
     if !fs::exists(format!("{llvm}/include/llvm/Config/llvm-config.h"))?
         || !fs::exists(format!("{llvm}/lib/libPolly.a"))?
     {
@@ -36,7 +33,12 @@ pub(crate) fn bpf() -> Result<()> {
         install_packages(&packages.each_ref().map(String::as_str))?;
     }
     let features = format!("llvm-{}", pins::LLVM_MAJOR);
-    cargo_install("bpf-linker", pins::BPF_LINKER, &["--no-default-features", "--features", &features], &llvm)
+    cargo_install("bpf-linker", pins::BPF_LINKER, &["--no-default-features", "--features", &features])
+}
+
+/// The directory of Debian's LLVM.
+fn llvm() -> String {
+    format!("/usr/lib/llvm-{}", pins::LLVM_MAJOR)
 }
 
 /// Installs a C compiler for every architecture, and returns its name. It is the clang of bpf-linker's LLVM.
@@ -48,20 +50,10 @@ pub(crate) fn clang() -> Result<String> {
     Ok(name)
 }
 
-/// Installs clippy for the pinned nightly.
-pub(crate) fn nightly_clippy() -> Result<()> {
-    toolchain(pins::NIGHTLY, &["rust-src", "clippy"])
-}
-
 /// Installs the pinned stable toolchain's standard library for another target.
 pub(crate) fn target(name: &str) -> Result<()> {
     stable()?;
-    let mut rustup = command("rustup");
-    let installed = rustup.args(["target", "list", "--installed", "--toolchain", pins::STABLE]).read()?;
-    if installed.lines().any(|line| line == name) {
-        return Ok(());
-    }
-    step(&format!("installing Rust {} for {name} (rustup)", pins::STABLE));
+    // Does nothing if it is installed.
     let mut add = command("rustup");
     add.args(["target", "add", name, "--toolchain", pins::STABLE]);
     add.run().with_context(|| format!("Rust for {name} could not be installed; is the network there?"))
@@ -69,57 +61,25 @@ pub(crate) fn target(name: &str) -> Result<()> {
 
 /// Installs a program from crates.io into the project's cache. `name` is the name of the program.
 pub(crate) fn cargo_program(package: &str, name: &str, version: &str) -> Result<Command> {
-    let path = cache_dir()?.join("tools/bin").join(name);
-    let has = command(&path).arg("--version").output();
-    let has =
-        has.is_ok_and(|out| String::from_utf8_lossy(&out.stdout).trim().ends_with(&format!(" {version}")));
-    if !has {
-        stable()?;
-        cargo_install(package, version, &["--locked"], "")?;
+    if !is_installed(name, version)? {
+        cargo_install(package, version, &["--locked"])?;
     }
-    Ok(command(path))
+    Ok(command(cache_dir()?.join("tools/bin").join(name)))
 }
 
 /// Helm, which renders and checks the chart.
 pub(crate) fn helm() -> Result<Command> {
-    // helm's own build sets the whole version this way; without it, helm knows only two of the numbers.
-    let version = format!("-s -w -X helm.sh/helm/v3/internal/version.version=v{}", pins::HELM);
-    go_program("helm.sh/helm/v3/cmd/helm", pins::HELM, &version)
-}
-
-/// helm-docs, which makes the chart's README.
-pub(crate) fn helm_docs() -> Result<Command> {
-    go_program("github.com/norwoodj/helm-docs/cmd/helm-docs", pins::HELM_DOCS, "-s -w")
-}
-
-/// kubeconform, which checks objects with the schemas of Kubernetes.
-pub(crate) fn kubeconform() -> Result<Command> {
-    go_program("github.com/yannh/kubeconform/cmd/kubeconform", pins::KUBECONFORM, "-s -w")
-}
-
-/// actionlint, which checks the workflows of the forge.
-pub(crate) fn actionlint() -> Result<Command> {
-    go_program("github.com/rhysd/actionlint/cmd/actionlint", pins::ACTIONLINT, "-s -w")
+    go_program("helm.sh/helm/v3/cmd/helm", pins::HELM)
 }
 
 /// cosign, which signs a release.
 pub(crate) fn cosign() -> Result<Command> {
-    go_program("github.com/sigstore/cosign/v2/cmd/cosign", pins::COSIGN, "-s -w")
+    go_program("github.com/sigstore/cosign/v2/cmd/cosign", pins::COSIGN)
 }
 
 /// crane, which pushes OCI layouts to a registry.
 pub(crate) fn crane() -> Result<Command> {
-    go_program("github.com/google/go-containerregistry/cmd/crane", pins::CRANE, "-s -w")
-}
-
-/// Krew, which installs the plugin in the level release.
-pub(crate) fn krew() -> Result<Command> {
-    go_program("sigs.k8s.io/krew/cmd/krew", pins::KREW, "-s -w")
-}
-
-/// The registry of the level release.
-pub(crate) fn registry() -> Result<Command> {
-    go_program("github.com/distribution/distribution/v3/cmd/registry", pins::REGISTRY, "-s -w")
+    go_program("github.com/google/go-containerregistry/cmd/crane", pins::CRANE)
 }
 
 /// cargo's command to build with zig as the linker, for a program that calls the pinned cargo in the work tree.
@@ -144,7 +104,7 @@ pub(crate) fn zigbuild() -> Result<Command> {
 }
 
 /// Builds a program from source with Go, in the project's cache, in a directory of its version.
-fn go_program(package: &str, version: &str, ldflags: &str) -> Result<Command> {
+pub(crate) fn go_program(package: &str, version: &str) -> Result<Command> {
     let (_, name) = package.rsplit_once('/').context("a package has a path")?;
     let dir = cache_dir()?.join("tools").join(format!("{name}-{version}"));
     let path = dir.join(name);
@@ -153,7 +113,9 @@ fn go_program(package: &str, version: &str, ldflags: &str) -> Result<Command> {
     }
     let mut go = command(go(&format!("{name} {version}"))?);
     step(&format!("building {name} {version} into {} (go install; once, a minute or two)", dir.display()));
-    go.args(["install", "-trimpath", "-ldflags", ldflags]);
+    // helm's own build sets its version this way; without it, helm knows only two of the numbers.
+    let flags = format!("-s -w -X helm.sh/helm/v3/internal/version.version=v{version}");
+    go.args(["install", "-trimpath", "-ldflags", &flags]);
     go.arg(format!("{package}@v{version}")).current_dir("/");
     go.env("GOBIN", &dir).env("GOFLAGS", "").env("GOWORK", "off").env("CGO_ENABLED", "0");
     go.run().with_context(|| {
@@ -164,35 +126,35 @@ fn go_program(package: &str, version: &str, ldflags: &str) -> Result<Command> {
 
 /// Installs a toolchain with components.
 fn toolchain(name: &str, components: &[&str]) -> Result<()> {
-    if find("rustup").is_none() {
-        bail!("rustup is needed to bring Rust {name}, and is not here: see https://rustup.rs");
-    }
-    let installed =
-        command("rustup").args(["component", "list", "--installed", "--toolchain", name]).output()?;
-    let installed = String::from_utf8_lossy(&installed.stdout).into_owned();
-    // A component's name can be followed by the host's: "clippy-x86_64-unknown-linux-gnu".
-    let has = |component: &&str| installed.lines().any(|line| line.starts_with(*component));
-    if has(&"rustc") && components.iter().all(has) {
+    // Does nothing if they are installed, and fails without the toolchain.
+    let mut add = command("rustup");
+    add.args(["component", "add", "--toolchain", name]).args(components).env("RUSTUP_AUTO_INSTALL", "0");
+    if add.succeeds() {
         return Ok(());
     }
     step(&format!("installing Rust {name} with {} (rustup)", components.join(", ")));
-    let mut rustup = command("rustup");
-    rustup.args(["toolchain", "install", name, "--profile", "minimal", "--no-self-update"]);
-    for component in components {
-        rustup.args(["--component", component]);
-    }
-    rustup.run().with_context(|| format!("Rust {name} could not be installed; is the network there?"))
+    let mut install = command("rustup");
+    install.args(["toolchain", "install", name, "--profile", "minimal", "--no-self-update"]);
+    install.args(["--component", &components.join(",")]).run().with_context(|| {
+        format!("Rust {name} could not be installed; are rustup (https://rustup.rs) and the network there?")
+    })
+}
+
+/// Whether a program from crates.io is in the cache, in this version.
+fn is_installed(name: &str, version: &str) -> Result<bool> {
+    let output = command(cache_dir()?.join("tools/bin").join(name)).arg("--version").output();
+    let is_of_version = |text: &str| text.trim().ends_with(&format!(" {version}"));
+    Ok(output.is_ok_and(|output| is_of_version(&String::from_utf8_lossy(&output.stdout))))
 }
 
 /// Builds a program from crates.io into the cache.
-fn cargo_install(package: &str, version: &str, arguments: &[&str], llvm: &str) -> Result<()> {
+fn cargo_install(package: &str, version: &str, arguments: &[&str]) -> Result<()> {
+    stable()?;
     let root = cache_dir()?.join("tools");
     step(&format!("installing {package} {version} into {} (cargo install)", root.display()));
     let mut cargo = command("rustup");
     cargo.args(["run", pins::STABLE, "cargo", "install", package, "--version", version, "--force", "--root"]);
-    cargo.arg(&root).args(arguments).current_dir("/");
-    if !llvm.is_empty() {
-        cargo.env("LLVM_PREFIX", llvm);
-    }
+    // bpf-linker needs it, and no other program.
+    cargo.arg(&root).args(arguments).current_dir("/").env("LLVM_PREFIX", llvm());
     cargo.run().with_context(|| format!("{package} {version} could not be built; is crates.io reachable?"))
 }

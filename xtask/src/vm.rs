@@ -2,8 +2,7 @@
 //!
 //! The level vm, which is part of `test --all`, runs on the oldest kernel the level prog and a few stories of netns for
 //! everything that depends on the kernel, and on a newer kernel the stories of netkit. `test --all` runs these guests
-//! beside the levels api and cluster. `cargo xtask vm --short` runs
-//! all of these on any of the kernels. The level vm-whole and `cargo xtask vm` run everything. `cargo xtask vm --level
+//! beside the levels api and cluster. `cargo xtask vm` runs everything on any of the kernels. `cargo xtask vm --level
 //! readers` runs that level, on kernels that have all tunnel types, and the module of Open vSwitch.
 //!
 //! The guest mounts this machine's file system, read-only, and runs test binaries that were built here. Nothing is
@@ -23,9 +22,8 @@ use crate::{
     arch::Arch,
     portable,
     process::{is_ci, step},
-    programs, readers,
-    test::Level,
-    tools, workspace,
+    programs, readers, tools,
+    workspace::{self, AGENT},
 };
 
 /// The kernels, from the oldest supported one on.
@@ -46,14 +44,13 @@ pub(crate) enum Kernel {
 }
 
 impl Kernel {
-    /// The beginning of the version (empty: any), Debian's suite with this kernel, and the module of the stories with
-    /// the attach mode that an agent chooses by default.
-    pub(crate) const fn properties(self) -> [&'static str; 3] {
+    /// The beginning of the version (empty: any), and Debian's suite with this kernel.
+    pub(crate) const fn properties(self) -> [&'static str; 2] {
         match self {
-            Self::V5_10 => ["5.10", "bullseye-security", "clsact"],
-            Self::V6_1 => ["6.1", "bookworm-security", "clsact"],
-            Self::V6_12 => ["6.12", "trixie-security", "tcx"],
-            Self::Newest => ["", "trixie-backports", "tcx"],
+            Self::V5_10 => ["5.10", "bullseye-security"],
+            Self::V6_1 => ["6.1", "bookworm-security"],
+            Self::V6_12 => ["6.12", "trixie-security"],
+            Self::Newest => ["", "trixie-backports"],
         }
     }
 }
@@ -65,8 +62,8 @@ const NEW: Kernel = Kernel::V6_12;
 
 /// The stories of the level vm, whose results depend on the kernel: hooks and other programs at them, every form of
 /// packet, packets that come back, offloads and queues of devices, ring buffers, packet sockets, kinds of tunnels and
-/// of NICs that a newer kernel may lack, IPVS. Each is the beginning of names; `WAY` is the module of the kernel's own
-/// attach mode.
+/// of NICs that a newer kernel may lack, IPVS. Each is the beginning of names. The way to attach is the one that an agent
+/// chooses on the oldest kernel.
 const STORIES: &str = include_str!("../vm/stories");
 
 /// The command line of `cargo xtask vm`.
@@ -75,69 +72,32 @@ pub(crate) struct VmArgs {
     /// The kernel to boot.
     #[arg(long)]
     kernel: Kernel,
-    /// The levels to run [default: prog and netns].
+    /// The levels to run.
     #[arg(long = "level", value_name = "LEVEL", value_parser = ["prog", "netns", "readers"])]
+    #[arg(default_values = ["prog", "netns"])]
     levels: Vec<String>,
-    /// Run what the level vm runs.
-    #[arg(long, conflicts_with_all = ["levels", "arguments"])]
-    short: bool,
-    /// Run a shell command instead of tests.
-    #[arg(long, value_name = "COMMAND", conflicts_with_all = ["levels", "short", "arguments"])]
-    exec: Option<String>,
     /// For the tests themselves: a filter, --nocapture, ...
     #[arg(last = true)]
     arguments: Vec<String>,
 }
 
-/// Runs the levels, or the shell command, on one kernel.
+/// Runs the levels on one kernel.
 pub(crate) fn run(args: VmArgs) -> Result<()> {
-    let VmArgs { kernel, levels, short, exec, arguments } = args;
     apt::can_unpack()?;
-    if short {
-        return run_stories(kernel);
+    let levels: Vec<_> = args.levels.iter().map(|level| (level.as_str(), &args.arguments[..])).collect();
+    guest::boot(args.kernel, &script(&levels)?)
+}
+
+/// Runs the level vm: on both kernels what the arguments select, or the stories that depend on the kernel.
+pub(crate) fn run_level(arguments: &[String]) -> Result<()> {
+    if !arguments.is_empty() {
+        let script = script(&[("prog", arguments), ("netns", arguments)])?;
+        return [OLD, NEW].into_iter().try_for_each(|kernel| guest::boot(kernel, &script));
     }
-    if let Some(command) = exec {
-        return guest::boot(kernel, &format!("{command}\n"));
-    }
-    let levels = if levels.is_empty() { vec!["prog".to_owned(), "netns".to_owned()] } else { levels };
-    let chosen = |level: &Level| levels.contains(&level.name());
-    let levels: Vec<_> = [Level::Prog, Level::Netns, Level::Readers].into_iter().filter(chosen).collect();
-    let levels: Vec<_> = levels.into_iter().map(|level| (level, &arguments[..])).collect();
-    guest::boot(kernel, &script(&levels)?)
-}
-
-/// Runs both levels on every kernel, with all their tests.
-pub(crate) fn run_whole(arguments: &[String]) -> Result<()> {
-    run_on(Kernel::value_variants(), arguments)
-}
-
-/// Runs both levels on the kernels of the level vm: with these arguments, or with the stories that depend on the kernel.
-pub(crate) fn run_short(arguments: &[String]) -> Result<()> {
-    match arguments {
-        [] => {
-            run_stories(OLD)?;
-            let mut stories = stories(NEW);
-            stories.retain(|story| story.starts_with("netkit::"));
-            guest::boot(NEW, &script(&[(Level::Netns, &stories)])?)
-        }
-        _ => run_on(&[OLD, NEW], arguments),
-    }
-}
-
-fn run_on(kernels: &[Kernel], arguments: &[String]) -> Result<()> {
-    let script = script(&[(Level::Prog, arguments), (Level::Netns, arguments)])?;
-    kernels.iter().try_for_each(|kernel| guest::boot(*kernel, &script))
-}
-
-/// Runs both levels on one kernel, with the stories that depend on the kernel.
-fn run_stories(kernel: Kernel) -> Result<()> {
-    guest::boot(kernel, &script(&[(Level::Prog, &[]), (Level::Netns, &stories(kernel))])?)
-}
-
-/// The stories that depend on the kernel, as arguments of the tests.
-fn stories(kernel: Kernel) -> Vec<String> {
-    let [_, _, way] = kernel.properties();
-    STORIES.lines().map(|story| story.replace("WAY", way)).collect()
+    let mut stories: Vec<_> = STORIES.lines().map(str::to_owned).collect();
+    guest::boot(OLD, &script(&[("prog", &[]), ("netns", &stories)])?)?;
+    stories.retain(|story| story.starts_with("netkit::"));
+    guest::boot(NEW, &script(&[("netns", &stories)])?)
 }
 
 /// Runs the benchmark `switch`, on a kernel with TCX.
@@ -166,37 +126,33 @@ fn export(script: &mut String, name: &str, path: &Path) -> Result<()> {
 
 /// Builds the tests here, and writes the shell script that runs them in the guest. Each level has arguments for its
 /// tests.
-fn script(levels: &[(Level, &[String])]) -> Result<String> {
+fn script(levels: &[(&str, &[String])]) -> Result<String> {
     tools::stable()?;
     tools::bpf()?;
     programs::bring(&programs::NETWORK)?;
     step("building what the guest runs");
     let mut script = beginning();
     // The agent of the tests' image is optimised, and a fraction of the size: the emulator takes less time for it.
-    let agent = portable::linux("mirror-agent", Arch::host()?, portable::TEST)?.executable()?;
+    let agent = portable::linux(AGENT, Arch::host()?, portable::TEST)?;
     export(&mut script, "MIRROR_AGENT", &agent)?;
     for (level, arguments) in levels {
-        let test = workspace::tested(&level.name())?.test;
-        if *level == Level::Netns {
+        let test = workspace::tested(level, level)?;
+        if *level != "prog" {
             programs::bring(&programs::CAPTURES)?;
             programs::bring(&programs::SERVICES)?;
         }
-        if *level == Level::Readers {
-            programs::bring(&programs::CAPTURES)?;
+        if *level == "readers" {
             export(&mut script, readers::VARIABLE, &readers::bring()?)?;
             export(&mut script, "MIRROR_PLUGIN", &workspace::program("kubectl-mirror")?)?;
         }
-        writeln!(script, "echo '==> level {}'", level.name())?;
         // One story at a time, because emulation is slow. The tests of the programs keep a CPU busy and hardly wait, so
         // two of them run at a time.
-        let threads = if *level == Level::Prog { 2 } else { 1 };
+        let threads = if *level == "prog" { 2 } else { 1 };
         // Stories that this machine ignores run here, because the guests' kernels have what they need.
         let options = format!("--include-ignored --test-threads={threads} --color=never");
-        write!(script, "{} {options}", quoted(&test.to_string_lossy()))?;
-        for argument in *arguments {
-            write!(script, " {}", quoted(argument))?;
-        }
-        script.push('\n');
+        let arguments: String = arguments.iter().map(|argument| format!(" {}", quoted(argument))).collect();
+        let test = quoted(&test.to_string_lossy());
+        write!(script, "echo '==> level {level}'\n{test} {options}{arguments}\n")?;
     }
     Ok(script)
 }

@@ -77,12 +77,14 @@ impl Kernel for Node {
         self.targets.get(index as usize).copied()
     }
 
-    fn charge(&mut self, _: &Tap, session: &Session, _: Reach) -> Result<Paid, Verdict> {
-        if self.limited.contains(&session.id) {
-            return Err(Verdict::Limited);
+    fn charge(&mut self, _: &Tap, session: &Session, _: Reach) -> (Paid, Result<(), Verdict>) {
+        let is_limited = self.limited.contains(&session.id);
+        // The first level refuses some sessions, a later one the others.
+        if is_limited && session.id.is_multiple_of(2) {
+            return (Paid::NOTHING, Err(Verdict::Limited));
         }
         self.charged.push(session.id);
-        Ok(Paid::from_bits(Paid::ALL))
+        (Paid::from_bits(Paid::ALL), if is_limited { Err(Verdict::Limited) } else { Ok(()) })
     }
 
     fn give_back(&mut self, _: &Tap, session: &Session, paid: Paid) {

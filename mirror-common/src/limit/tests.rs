@@ -97,7 +97,7 @@ proptest! {
             if meter.take(&limits, now, len).is_ok() {
                 meter.give_back(&limits, len);
             }
-            meter.overdraw(&limits, now, len);
+            meter.draw(&limits, len);
         }
     }
 }

@@ -43,7 +43,7 @@ impl Existing {
     }
 
     /// Runs a container once on the node's network, and returns its output. The image must be on the node.
-    pub fn output_of(&self, image: &str, words: &[&str]) -> Result<String> {
+    fn output_of(&self, image: &str, words: &[&str]) -> Result<String> {
         let name = format!("podmirror-probe-{}", std::process::id());
         apply(self.kubectl(), &probe(&name, image, words))?;
         let outcome = self.wait_for(&name, image);
@@ -60,7 +60,7 @@ impl Existing {
             if pod["status"]["phase"] == "Succeeded" {
                 return self.kubectl().args(["logs", name, "--namespace=default"]).read();
             } else if waiting == "ErrImageNeverPull" {
-                bail!("the node does not have the image {image}: import it first, or say how with --import");
+                bail!("the node does not have the image {image}: `--import` has not brought it");
             } else if pod["status"]["phase"] == "Failed" || Instant::now() > deadline {
                 bail!("a pod with the image {image} did not run to its end: {}", pod["status"]);
             }

@@ -28,6 +28,8 @@ const PROMETHEUS: &str = "127.0.0.1:9090";
 const CONTROLLER: &str = "127.0.0.1:10707";
 const ALERTS: &str = "deploy/chart/files/alerts.yaml";
 const DASHBOARD: &str = "deploy/chart/files/dashboard.json";
+/// The tests of the alerts for promtool.
+const ALERT_TESTS: &str = "xtask/chart/alerts.yaml";
 const PICTURE: &str = "docs/dashboard.svg";
 /// Alerts whose condition holds in the story. Only the time is missing.
 const PENDING: [&str; 2] = ["PodmirrorNotMirrored", "PodmirrorTargetDown"];
@@ -90,6 +92,20 @@ fn queries() -> Vec<Query> {
     queries
 }
 
+/// Queries for the series with which promtool tests the alerts: those of podmirror, with the same labels and any values.
+fn series_of_alerts() -> Vec<Query> {
+    let tests: Value = serde_saphyr::from_str(&file(ALERT_TESTS)).unwrap();
+    let tests = tests["tests"].as_array().unwrap();
+    let series = tests.iter().flat_map(|test| test["input_series"].as_array().unwrap());
+    let series = series.map(|series| series["series"].as_str().unwrap());
+    let queries = series.filter(|series| series.starts_with("podmirror_")).map(|series| {
+        let without_values: Vec<_> = series.split('"').step_by(2).collect();
+        let expr = without_values.join("\"\"").replace('=', "!=");
+        Query { title: String::new(), unit: String::new(), expr, legend: String::new() }
+    });
+    queries.collect()
+}
+
 /// A Prometheus on the node, with the chart's alerts. It is killed on drop.
 struct Prometheus<'l> {
     lab: &'l Lab,
@@ -101,7 +117,7 @@ impl<'l> Prometheus<'l> {
     #[track_caller]
     fn start(lab: &'l Lab, server: SocketAddr) -> Self {
         // As the chart's PodMonitor does.
-        let labels = json!({ "namespace": "podmirror", "node": "one" });
+        let labels = json!({ "namespace": "podmirror", "node": "one", "pod": "podmirror-one" });
         let scraped = json!({ "targets": [LISTEN, CONTROLLER, server.to_string()], "labels": labels });
         let config = json!({
             "global": { "scrape_interval": "1s", "evaluation_interval": "1s" },
@@ -216,6 +232,9 @@ fn prometheus_answers_every_query_of_the_dashboard_and_the_alerts() {
     let queries = queries();
     assert!(queries.len() > 20, "{queries:#?}");
     eventually(SOON, || queries.iter().try_for_each(|query| prometheus.has_data(query)));
+    let series = series_of_alerts();
+    assert!(series.len() > 20, "{series:#?}");
+    eventually(SOON, || series.iter().try_for_each(|query| prometheus.has_data(query)));
     eventually(SOON, || {
         let data = prometheus.get("/api/v1/rules")?;
         let rules = data["groups"][0]["rules"].as_array().ok_or("no rules")?;

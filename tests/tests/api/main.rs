@@ -7,6 +7,7 @@ use mirror_tests::{Api, Comparison, Lab, PodNs};
 
 mod absence;
 mod aggregation;
+mod chart;
 mod check;
 mod controller;
 mod dashboard;

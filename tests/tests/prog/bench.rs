@@ -19,7 +19,7 @@ use mirror_common::{
         Delivery, DeviceKey, MAX_FORMS, Session, SessionCounters, TARGET_CUTS, TARGET_QUEUELESS, TARGET_UP,
         Tap, Target,
     },
-    limit::{Limits, Meter, PodMeter},
+    limit::{Level, Limits, Meter},
     verdict::{Direction, Hook, Misfit, TapKind, Verdict},
 };
 use mirror_core::filter::{
@@ -45,12 +45,12 @@ pub(crate) const READY: u32 = TARGET_UP | TARGET_QUEUELESS | TARGET_CUTS;
 #[derive(Debug, Clone, Copy)]
 #[repr(transparent)]
 struct Value<T>(T);
-/// A value after its lock.
+/// A meter after its lock.
 #[derive(Debug, Clone, Copy)]
 #[repr(C)]
-struct Locked<T> {
+struct Locked {
     _lock: u64,
-    value: T,
+    meter: Meter,
 }
 // SAFETY: the wire types are plain bytes without padding (`mirror-common` has zerocopy prove it).
 unsafe impl aya::Pod for Value<DeviceKey> {}
@@ -65,9 +65,7 @@ unsafe impl aya::Pod for Value<SessionCounters> {}
 // SAFETY: as above.
 unsafe impl aya::Pod for Value<Limits> {}
 // SAFETY: as above; the lock and its padding are plain bytes, too.
-unsafe impl aya::Pod for Value<Locked<Meter>> {}
-// SAFETY: as above.
-unsafe impl aya::Pod for Value<Locked<PodMeter>> {}
+unsafe impl aya::Pod for Value<Locked> {}
 
 /// Programs, maps and devices of one test. The devices are veths: the tests send packets through `tap`, `target0` and
 /// `target1` are up, and `idle` is down.
@@ -200,29 +198,21 @@ impl Bench {
         self.ebpf.filters().clear(place).unwrap();
     }
 
-    /// Writes limits to the map `LIMITS` (of sessions) or `NODE_LIMITS`.
-    pub(crate) fn put_limits(&mut self, map: &str, index: u32, limits: Limits) {
-        let mut all: Array<_, Value<Limits>> = self.ebpf.map_mut(map).unwrap().try_into().unwrap();
-        all.set(index, &Value(limits), 0).unwrap();
+    /// Writes limits of a level.
+    pub(crate) fn put_limits(&mut self, level: Level, place: u32, limits: Limits) {
+        let mut all: Array<_, Value<Limits>> = self.ebpf.map_mut("LIMITS").unwrap().try_into().unwrap();
+        all.set(level.limits(place), &Value(limits), 0).unwrap();
     }
 
-    /// The number of packets in a session's meter.
-    pub(crate) fn used(&self, session: u32) -> u64 {
-        self.used_of("METERS", session)
-    }
-
-    /// The number of packets in a meter of a map.
-    pub(crate) fn used_of(&self, map: &str, index: u32) -> u64 {
-        let meters: Array<_, Value<Locked<Meter>>> = self.ebpf.map(map).unwrap().try_into().unwrap();
-        meters.get(&index, 0).unwrap().0.value.packets
+    /// The number of packets in a meter of a level.
+    pub(crate) fn used(&self, level: Level, place: u32) -> u64 {
+        let meters: Array<_, Value<Locked>> = self.ebpf.map("METERS").unwrap().try_into().unwrap();
+        meters.get(&level.meter(place), 0).unwrap().0.meter.packets
     }
 
     /// The numbers of packets in the meters of a pod's ceiling, of its share, and of the node.
     pub(crate) fn used_by_pod(&self, pod: u32) -> [u64; 3] {
-        let pods: Array<_, Value<Locked<PodMeter>>> =
-            self.ebpf.map("POD_METERS").unwrap().try_into().unwrap();
-        let PodMeter { ceiling, share } = pods.get(&pod, 0).unwrap().0.value;
-        [ceiling.packets, share.packets, self.used_of("NODE_METER", 0)]
+        [self.used(Level::Pod, pod), self.used(Level::Share, pod), self.used(Level::Node, 0)]
     }
 
     /// Attaches a program to a hook of a device, as a filter of the clsact qdisc, which every kernel supports.

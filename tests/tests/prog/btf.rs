@@ -10,7 +10,7 @@ use mirror_common::{
     abi::{
         Counter, Delivery, DeviceKey, Session, SessionCounters, SessionInfo, Tap, TapOwner, Target, Tunnel,
     },
-    limit::{Limits, Meter, PodMeter},
+    limit::{Limits, Meter},
     tunnel::{TunnelId, Tunnels},
 };
 
@@ -97,7 +97,6 @@ fn the_object_and_this_host_agree_on_every_wire_type() {
             ticks_per_packet,
             ticks_per_byte
         }),
-        layout!(PodMeter { ceiling, share }),
         layout!(Target {
             ifindex,
             flags,

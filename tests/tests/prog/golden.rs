@@ -9,7 +9,7 @@ use std::{collections::BTreeSet, env, fmt::Write as _, fs, mem::offset_of, path:
 use aya_obj::{Object, maps::PinningType};
 use mirror_common::{
     abi::ABI_VERSION,
-    limit::TICKS_PER_NS,
+    limit::{Level, TICKS_PER_NS},
     stream::{HEAD, RecordHead, SIZES},
     verdict::{Direction, Misfit, TapKind, Verdict},
 };
@@ -93,6 +93,10 @@ fn describe() -> String {
         writeln!(text, "  {}", whole.expect("a number and its name are in one line of the source")).unwrap();
     }
     writeln!(text, "  TICKS_PER_NS: u64 = {TICKS_PER_NS}").unwrap();
+    for level in Level::ALL {
+        let [limits, meters] = [level.limits(0), level.meter(0)];
+        writeln!(text, "  level {level:?}: limits from {limits}, meters from {meters}").unwrap();
+    }
     // Records are not pinned, but their reader can be of another version than the agent.
     writeln!(text, "  record: head of {HEAD} bytes, sizes {SIZES:?}").unwrap();
     macro_rules! head {

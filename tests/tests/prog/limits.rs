@@ -4,11 +4,8 @@
 use std::time::Duration;
 
 use mirror_common::{
-    abi::{
-        MAX_SESSIONS, NAMESPACE_LIMIT, NODE_LIMIT, POD_LIMIT, SESSION_METERED, SESSION_POD_METERED,
-        SHARE_LIMIT, Session, TARGET_METERED, Tap,
-    },
-    limit::Limits,
+    abi::{MAX_SESSIONS, SESSION_METERED, SESSION_POD_METERED, Session, TARGET_METERED, Tap},
+    limit::{Level, Limits},
     verdict::{Direction::Ingress, Hook, Verdict},
 };
 use mirror_tests::Frame;
@@ -42,8 +39,9 @@ fn a_budget_ends_at_its_packet_and_a_lost_copy_costs_nothing() {
     let mut bench = Bench::new("budget");
     bench.put_device(0, "target0", READY);
     bench.put_device(1, "idle", READY);
-    bench.put_limits("LIMITS", 0, Limits { packets: 3, ..Limits::default() });
-    bench.put_limits("LIMITS", MAX_SESSIONS + 1, Limits { packets: 3, ..Limits::default() });
+    for settings in [0, MAX_SESSIONS + 1] {
+        bench.put_limits(Level::Session, settings, Limits { packets: 3, ..Limits::default() });
+    }
     // The second session's settings are in another slot, as after a change.
     let metered = |id, target| Session {
         flags: SESSION_METERED,
@@ -57,15 +55,15 @@ fn a_budget_ends_at_its_packet_and_a_lost_copy_costs_nothing() {
         counted(LEN, &[(Ingress, Verdict::Copied, 3), (Ingress, Verdict::Ended, 2)])
     );
     assert_eq!(bench.counted(1), counted(LEN, &[(Ingress, Verdict::TargetDown, 5)]));
-    assert_eq!([bench.used(0), bench.used(1)], [3, 0]);
+    assert_eq!([0, 1].map(|id| bench.used(Level::Session, id)), [3, 0]);
 }
 
 #[test]
 fn a_pods_ceiling_holds_for_all_of_its_taps_together() {
     let mut bench = Bench::new("ceiling");
     bench.put_device(0, "target0", READY);
-    bench.put_limits("NODE_LIMITS", POD_LIMIT, RARE);
-    bench.put_limits("LIMITS", 0, Limits { packets: 9, ..Limits::default() });
+    bench.put_limits(Level::Pod, 0, RARE);
+    bench.put_limits(Level::Session, 0, Limits { packets: 9, ..Limits::default() });
     let metered = Session { flags: SESSION_METERED | SESSION_POD_METERED, ..session(0, 0, BOTH) };
     put_pod(&mut bench, 7, &[metered]);
     bench.run(Hook::Egress, &packet(), 3);
@@ -73,7 +71,7 @@ fn a_pods_ceiling_holds_for_all_of_its_taps_together() {
         bench.counted(0),
         counted(LEN, &[(Ingress, Verdict::Copied, 1), (Ingress, Verdict::Limited, 2)])
     );
-    assert_eq!(bench.used(0), 1, "what the pod's ceiling refuses, the session gets back");
+    assert_eq!(bench.used(Level::Session, 0), 1, "what the pod's ceiling refuses, the session gets back");
 
     put_pod(&mut bench, 7, &[pod_metered(1)]);
     bench.run(Hook::Egress, &packet(), 3);
@@ -95,9 +93,9 @@ fn a_pod_gets_its_share_though_another_has_taken_the_nodes_rate() {
     for has_share in [true, false] {
         let mut bench = Bench::new("share");
         bench.put_device(0, "target0", READY);
-        bench.put_limits("NODE_LIMITS", NODE_LIMIT, RARE);
+        bench.put_limits(Level::Node, 0, RARE);
         if has_share {
-            bench.put_limits("NODE_LIMITS", SHARE_LIMIT, RARE.share(2));
+            bench.put_limits(Level::Share, 0, RARE.share(2));
         }
         for pod in [0, 1] {
             put_pod(&mut bench, pod, &[pod_metered(pod)]);
@@ -107,25 +105,23 @@ fn a_pod_gets_its_share_though_another_has_taken_the_nodes_rate() {
         let second = if has_share { first.clone() } else { counted(LEN, &[(Ingress, Verdict::Limited, 3)]) };
         assert_eq!([bench.counted(0), bench.counted(1)], [first, second], "share: {has_share}");
         let copied = if has_share { 2 } else { 1 };
-        assert_eq!(bench.used_by_pod(0), [1, u64::from(has_share), copied]);
+        let charged = u64::from(has_share);
+        assert_eq!(bench.used_by_pod(0), [charged, charged, copied], "a pod without limits has no meter");
     }
 }
 
 #[test]
-fn a_lost_copy_costs_no_limit_of_the_pod_and_the_node() {
+fn a_lost_copy_costs_no_limit_of_any_level() {
     let mut bench = Bench::new("refund");
     bench.put_device(0, "idle", READY | TARGET_METERED);
-    for (limit, limits) in
-        [(NODE_LIMIT, RARE), (POD_LIMIT, RARE), (NAMESPACE_LIMIT, RARE), (SHARE_LIMIT, RARE.share(1))]
-    {
-        bench.put_limits("NODE_LIMITS", limit, limits);
+    for level in Level::ALL {
+        bench.put_limits(level, 0, RARE);
     }
-    bench.put_limits("TARGET_LIMITS", 0, RARE);
-    bench.put_entry(&Tap { namespace_meter: 1, ..tap(at(true), &[pod_metered(0)]) });
+    let metered = Session { flags: SESSION_METERED | SESSION_POD_METERED, ..session(0, 0, BOTH) };
+    bench.put_entry(&Tap { namespace_meter: 1, ..tap(at(true), &[metered]) });
     bench.run(Hook::Egress, &packet(), 4);
     assert_eq!(bench.counted(0), counted(LEN, &[(Ingress, Verdict::TargetDown, 4)]));
-    assert_eq!(bench.used_by_pod(0), [0, 0, 0]);
-    assert_eq!([bench.used_of("TARGET_METERS", 0), bench.used_of("NAMESPACE_METERS", 0)], [0, 0]);
+    assert_eq!(Level::ALL.map(|level| bench.used(level, 0)), [0; 6]);
 }
 
 /// The ceiling belongs to the target: its sessions at all taps share it, and other targets are not affected.
@@ -135,7 +131,7 @@ fn a_targets_ceiling_holds_for_all_sessions_together() {
     bench.put_device(0, "target0", READY | TARGET_METERED);
     bench.put_device(1, "target1", READY);
     for place in [0, 1] {
-        bench.put_limits("TARGET_LIMITS", place, RARE);
+        bench.put_limits(Level::Target, place, RARE);
     }
     let once = counted(LEN, &[(Ingress, Verdict::Copied, 1), (Ingress, Verdict::Limited, 2)]);
     put_pod(&mut bench, 0, &[session(0, 0, BOTH), session(1, 1, BOTH)]);
@@ -145,7 +141,7 @@ fn a_targets_ceiling_holds_for_all_sessions_together() {
     put_pod(&mut bench, 9, &[session(2, 0, BOTH)]);
     bench.run(Hook::Egress, &packet(), 3);
     assert_eq!(bench.counted(2), counted(LEN, &[(Ingress, Verdict::Limited, 3)]), "another pod's session");
-    assert_eq!([bench.used_of("TARGET_METERS", 0), bench.used_of("TARGET_METERS", 1)], [1, 0]);
+    assert_eq!([0, 1].map(|place| bench.used(Level::Target, place)), [1, 0]);
 }
 
 /// The pods of a namespace share its ceiling. A copy that it refuses is not charged to the pod and the session.
@@ -153,8 +149,8 @@ fn a_targets_ceiling_holds_for_all_sessions_together() {
 fn a_namespaces_ceiling_holds_for_all_of_its_pods_together() {
     let mut bench = Bench::new("ns-ceiling");
     bench.put_device(0, "target0", READY);
-    bench.put_limits("NODE_LIMITS", NAMESPACE_LIMIT, RARE);
-    bench.put_limits("NODE_LIMITS", POD_LIMIT, Limits::of_rate(1_000_000, 0, Duration::from_secs(1)));
+    bench.put_limits(Level::Namespace, 0, RARE);
+    bench.put_limits(Level::Pod, 0, Limits::of_rate(1_000_000, 0, Duration::from_secs(1)));
     let mut run = |id, pod_meter, namespace_meter| {
         bench.put_entry(&Tap {
             pod_meter,
@@ -171,5 +167,5 @@ fn a_namespaces_ceiling_holds_for_all_of_its_pods_together() {
     assert_eq!(run(2, 9, 4096), (once(), 1), "the last place");
     let free = counted(LEN, &[(Ingress, Verdict::Copied, 3)]);
     assert_eq!(run(3, 10, 0), (free, 3), "an interface has no namespace");
-    assert_eq!([bench.used_of("NAMESPACE_METERS", 0), bench.used_of("NAMESPACE_METERS", 4095)], [1, 1]);
+    assert_eq!([0, 4095].map(|place| bench.used(Level::Namespace, place)), [1, 1]);
 }

@@ -152,7 +152,7 @@ impl Kernel for Model<'_> {
         self.targets.get(index as usize).map(|&Target { ifindex, flags, .. }| Reach { ifindex, flags })
     }
 
-    fn charge(&mut self, _: &Tap, _: &Session, _: Reach) -> Result<Paid, Verdict> {
+    fn charge(&mut self, _: &Tap, _: &Session, _: Reach) -> (Paid, Result<(), Verdict>) {
         unreachable!("no session has limits")
     }
 

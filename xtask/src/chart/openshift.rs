@@ -1,14 +1,14 @@
 //! Checks that the agents' pods fit the chart's SecurityContextConstraints for OpenShift.
 //!
 //! OpenShift refuses pods that need more than the constraints of their ServiceAccount allow, so the DaemonSet would have
-//! no pods. The schemas of Kubernetes do not have this kind.
+//! no pods. No other test has a server with this kind.
 
 use std::collections::BTreeSet;
 
 use anyhow::{Context as _, Result, ensure};
 use serde_json::Value;
 
-use super::prometheus::items;
+use super::monitors::items;
 
 /// Checks that the pods of the DaemonSet, and others of its ServiceAccount, fit the constraints, and that these allow
 /// nothing else, volumes excepted.

@@ -5,9 +5,9 @@
 use std::{collections::BTreeSet, fs};
 
 use anyhow::Result;
-use serde_json::{Value, json};
+use serde_json::Value;
 
-use super::{openshift, prometheus};
+use super::{monitors, openshift};
 use crate::workspace;
 
 fn read(file: &str) -> String {
@@ -60,65 +60,19 @@ fn constraints_allow_what_the_pods_of_the_agents_need_and_nothing_else() {
 
 #[test]
 fn a_monitor_selects_labels_in_its_namespace_and_names_a_port_that_is_there() {
-    finds_each_mistake(include_str!("../../chart/prometheus.yaml"), |objects| {
-        let labels = prometheus::monitors(objects)?;
-        assert!(labels.contains("node"));
-        Ok(())
-    });
-    let path = format!("{:?} => Self::metrics", prometheus::METRICS_PATH);
+    finds_each_mistake(include_str!("../../chart/monitors.yaml"), monitors::check);
+    let path = format!("{:?} => Self::metrics", monitors::METRICS_PATH);
     assert!(read("mirror-agent/src/report/admin.rs").contains(&path), "the agent has no {path}");
-}
-
-#[test]
-fn an_alert_names_metrics_that_exist_and_labels_that_they_have() {
-    let metrics = prometheus::documented(&read(prometheus::PAGE));
-    let of_target: BTreeSet<String> = ["namespace", "node"].map(str::to_owned).into();
-    let check = |expression: &str, text: &str| {
-        let alert = json!({ "expr": expression, "annotations": { "summary": "", "description": text } });
-        prometheus::check_names(&alert, &metrics, &of_target)
-    };
-    for expression in [
-        "sum by (node, reason) (podmirror_pods_not_mirrored{reason!~\"OptedOut|(x)\"}) > 0.5e2",
-        "kube_daemonset_status_number_unavailable{daemonset=\"podmirror\"} > 0 unless podmirror_taps",
-        "sum by (node) (rate(podmirror_bytes_total{pod=\"$pod\"}[5m])) and on (node) podmirror_taps",
-    ] {
-        check(expression, "").unwrap();
-    }
-    check("max by (node) (podmirror_sessions / podmirror_sessions_max)", "on {{ $labels.node }}.").unwrap();
-    for (expression, text, error) in [
-        ("podmirror_sessions > podmirror_taps_wanted", "", "podmirror_taps_wanted is no metric"),
-        ("sum(up) == 0", "", "up is no metric"),
-        ("node > 0", "", "node is no metric"),
-        ("podmirror_taps > 9 or max by (node) (namespace) > 0", "", "namespace is no metric"),
-        ("podmirror_target_up{state=\"down\"} == 0", "", "state is no label"),
-        ("podmirror_target_up{podmirror_taps=\"1\"} == 0", "", "podmirror_taps is no label"),
-        ("min by (node, extent) (podmirror_target_up) == 0", "", "extent is no label"),
-        ("podmirror_taps and on (instance) podmirror_taps_max", "", "instance is no label"),
-        ("min by (node) (podmirror_target_up) == 0", "{{ $labels.target }}", "a text has the label target"),
-    ] {
-        let found = format!("{:#}", check(expression, text).unwrap_err());
-        assert!(found.contains(error), "{expression}: {found}");
-    }
 }
 
 #[test]
 fn every_alert_is_tested_when_it_fires_and_when_it_does_not() {
     let rules: Value = serde_saphyr::from_str(&read("deploy/chart/files/alerts.yaml")).unwrap();
     let tests: Value = serde_saphyr::from_str(include_str!("../../chart/alerts.yaml")).unwrap();
-    let tests =
-        prometheus::items(&tests["tests"]).flat_map(|test| prometheus::items(&test["alert_rule_test"]));
+    let tests = monitors::items(&tests["tests"]).flat_map(|test| monitors::items(&test["alert_rule_test"]));
     let tests: BTreeSet<_> =
         tests.map(|test| (test["alertname"].to_string(), test["exp_alerts"][0].is_object())).collect();
-    let alerts = prometheus::items(&rules["groups"][0]["rules"]).map(|rule| rule["alert"].to_string());
+    let alerts = monitors::items(&rules["groups"][0]["rules"]).map(|rule| rule["alert"].to_string());
     let both: BTreeSet<_> = alerts.flat_map(|alert| [(alert.clone(), false), (alert, true)]).collect();
     assert_eq!(tests, both);
-}
-
-#[test]
-fn metrics_are_those_in_the_first_cells_of_the_page() {
-    let page = "| metric | meaning |\n| `podmirror_a{x,y}`, `podmirror_b{…}` | `podmirror_no` |\n| `podmirror_c` | 1 |\n";
-    let mut metrics = prometheus::documented(page);
-    metrics.retain(|name, _| name.starts_with("podmirror_"));
-    let expected = json!({ "podmirror_a": ["x", "y"], "podmirror_b": ["x", "y"], "podmirror_c": [] });
-    assert_eq!(json!(metrics), expected);
 }

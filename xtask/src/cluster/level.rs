@@ -3,12 +3,9 @@
 //! `tests/tests/cilium` and `tests/tests/multus`, on a node with this CNI. The command builds a cluster for them, for the
 //! level `cluster` once for each of the reference CNI plugins, or uses an existing one.
 
-use std::{
-    path::{Path, PathBuf},
-    process::Command,
-};
+use std::{path::Path, process::Command};
 
-use anyhow::{Context as _, Result, bail, ensure};
+use anyhow::{Result, bail};
 use mirror_test_cluster::{
     BUSYBOX, Built, EXISTING, Existing, KIND_VARIABLE, TestCluster,
     built::{self, Cni, Mode},
@@ -17,7 +14,7 @@ use mirror_test_cluster::{
 use crate::{
     arch::Arch,
     image::{self, Image},
-    pins, portable,
+    portable,
     process::{Run as _, is_ci, is_root, step},
     tools, workspace,
 };
@@ -37,17 +34,6 @@ const ANY_WIRING: [&str; 9] = [
 /// Stories that stop components of the cluster, act without the knowledge of its runtime, or install CRDs of others.
 /// They run only on a cluster that was built here.
 const BUILT_ONLY: &str = "built::";
-/// Stories of the level `api` that an API server before this minor version of Kubernetes 1 cannot run: the version, the
-/// story and the reason.
-const SINCE: &[(u32, &str, &str)] = &[];
-
-/// An existing cluster that the command line names.
-#[derive(Debug)]
-pub(crate) struct Given {
-    pub(crate) kubeconfig: PathBuf,
-    /// The command line that loads an image onto its node, without the archive's path.
-    pub(crate) import: Option<String>,
-}
 
 /// Returns an error if this machine cannot run the level `api`.
 pub(crate) fn can_run_api() -> Result<()> {
@@ -58,7 +44,7 @@ pub(crate) fn can_run_api() -> Result<()> {
 }
 
 /// Returns an error if this machine cannot run the levels `cluster`, `cilium` and `multus`.
-pub(crate) fn can_run(given: Option<&Given>) -> Result<()> {
+pub(crate) fn can_run(given: Option<&Existing>) -> Result<()> {
     match given {
         Some(_) if is_root() => Ok(()),
         Some(_) => bail!("it needs root, to enter the network namespaces of pods"),
@@ -85,32 +71,7 @@ pub(crate) fn with_api(test: &mut Command, version: Option<&'static str>) -> Res
     let is_up = running()?.is_some();
     let outcome = built::up(Some(Mode::ApiOnly(version)))
         .and_then(|()| test.env("KUBECONFIG", built::KUBECONFIG).run());
-    if is_up {
-        return outcome;
-    }
-    outcome
-        .with_context(|| match version {
-            Some(version) => format!("with the API server of Kubernetes {version}"),
-            None => "`cargo xtask cluster up --api-only` brings up an API server that is kept".to_owned(),
-        })
-        .and(built::down())
-}
-
-/// Runs the stories of the level `api` with API servers of the oldest and the newest version.
-pub(crate) fn with_api_versions(stories: impl Fn() -> Result<Command>) -> Result<()> {
-    for version in pins::KUBERNETES {
-        step(&format!("stories with the API server of Kubernetes {version}"));
-        let minor: Option<u32> = version.split('.').nth(1).and_then(|minor| minor.parse().ok());
-        let left_out = SINCE.iter().filter(|(since, ..)| minor < Some(*since));
-        let mut test = stories()?;
-        test.args(left_out.clone().flat_map(|(_, story, _)| ["--skip", story]));
-        let outcome = with_api(&mut test, Some(version));
-        for (_, story, why) in left_out {
-            println!("    !!! NOT RUN with Kubernetes {version}, because {why}: {story}");
-        }
-        outcome?;
-    }
-    Ok(())
+    if is_up { outcome } else { outcome.and(built::down()) }
 }
 
 /// Builds the image, and runs `test` with `arguments` on the given cluster, or for each of these CNIs on a node that is
@@ -118,10 +79,10 @@ pub(crate) fn with_api_versions(stories: impl Fn() -> Result<Command>) -> Result
 pub(crate) fn run(
     cnis: &[Cni],
     test: impl Fn() -> Command,
-    given: Option<&Given>,
+    given: Option<&Existing>,
     arguments: &[String],
 ) -> Result<()> {
-    let image = image::build(Arch::host()?, portable::TEST, &target("level-cluster.tar"))?;
+    let image = image::build(Arch::host()?, portable::TEST, "level-cluster.tar")?;
     if let Some(given) = given {
         return on_existing(given, &image, test, arguments);
     }
@@ -136,19 +97,11 @@ pub(crate) fn run(
         Some(mode) => {
             bail!("there is a cluster ({mode}), which is in the way: `cargo xtask cluster down` removes it")
         }
-        None => cnis.iter().try_for_each(|cni| for_a_while(*cni, &image, test(), arguments)),
+        None => cnis.iter().try_for_each(|cni| {
+            let up = built::up(Some(Mode::Node(*cni)));
+            up.and_then(|()| on_built(*cni, &image, test(), arguments)).and(built::down())
+        }),
     }
-}
-
-/// Builds a node, runs `test` on it, and removes it.
-fn for_a_while(cni: Cni, image: &Image, test: Command, arguments: &[String]) -> Result<()> {
-    let outcome = built::up(Some(Mode::Node(cni))).and_then(|()| on_built(cni, image, test, arguments));
-    outcome
-        .with_context(|| {
-            let mode = Mode::Node(cni);
-            format!("`cargo xtask cluster up --cni {mode}` brings up a cluster that is kept after the tests")
-        })
-        .and(built::down())
 }
 
 fn on_built(cni: Cni, image: &Image, mut test: Command, arguments: &[String]) -> Result<()> {
@@ -162,9 +115,13 @@ fn on_built(cni: Cni, image: &Image, mut test: Command, arguments: &[String]) ->
     stories(&cluster, image, test.args(arguments))
 }
 
-fn on_existing(given: &Given, image: &Image, test: impl Fn() -> Command, arguments: &[String]) -> Result<()> {
-    let cluster = Existing::connect(&given.kubeconfig, given.import.clone())?;
-    let busybox = target("busybox.tar");
+fn on_existing(
+    cluster: &Existing,
+    image: &Image,
+    test: impl Fn() -> Command,
+    arguments: &[String],
+) -> Result<()> {
+    let busybox = image.archive.with_file_name("busybox.tar");
     built::write_busybox(&busybox)?;
     step("the images that the stories need on the node");
     cluster.import(&image.archive)?;
@@ -172,31 +129,15 @@ fn on_existing(given: &Given, image: &Image, test: impl Fn() -> Command, argumen
     step("looking at the node");
     let node = cluster.node()?;
     println!("    {} ({}), with the image {BUSYBOX}", node.name, node.address);
-    same_agent(&cluster, image)?;
-    step(&format!("stories on the cluster of {}", given.kubeconfig.display()));
+    step(&format!("stories on the cluster of {}", cluster.kubeconfig().display()));
     let mut run = test();
     run.args(["--", "--test-threads=1", "--skip", BUILT_ONLY]).env(KIND_VARIABLE, EXISTING);
-    let outcome = stories(&cluster, image, run.args(arguments));
+    let outcome = stories(cluster, image, run.args(arguments));
     let left_out = test().args(["--", "--list", "--format=terse", BUILT_ONLY]).args(arguments).read()?;
     for story in left_out.lines().filter_map(|line| line.strip_suffix(": test")) {
         println!("    !!! NOT RUN, because it needs a cluster that is built here: {story}");
     }
     outcome
-}
-
-/// Checks that the node's image contains the agent that was built: an image that was imported before may have another
-/// one.
-fn same_agent(cluster: &Existing, image: &Image) -> Result<()> {
-    let there = cluster.output_of(image::REFERENCE, &["/mirror-agent", "--version"])?;
-    let here = Command::new(&image.agent).arg("--version").read()?;
-    let (there, here) = (there.trim(), here.trim());
-    let (reference, archive) = (image::REFERENCE, image.archive.display());
-    ensure!(
-        there == here,
-        "the node's image {reference} has {there}, and {here} was built: import {archive}"
-    );
-    println!("    {there}");
-    Ok(())
 }
 
 fn stories(cluster: &dyn TestCluster, image: &Image, test: &mut Command) -> Result<()> {
@@ -209,9 +150,4 @@ fn stories(cluster: &dyn TestCluster, image: &Image, test: &mut Command) -> Resu
     uninstall.args(["delete", "--ignore-not-found", "--filename"]);
     let uninstalled = uninstall.arg(workspace::root().join("deploy/rendered/podmirror.yaml")).run();
     outcome.and(uninstalled)
-}
-
-/// Path of an image's archive.
-fn target(name: &str) -> PathBuf {
-    workspace::root().join("target/image").join(name)
 }

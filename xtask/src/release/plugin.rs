@@ -33,7 +33,7 @@ fn build(platform: &str, target: &str) -> Result<Option<PathBuf>> {
             println!("    NOT BUILT for {platform}: {why:#}");
             Ok(None)
         }
-        built => built?.executable().map(Some),
+        built => built.map(Some),
     }
 }
 

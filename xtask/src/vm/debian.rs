@@ -52,7 +52,7 @@ pub(super) fn dir() -> Result<PathBuf> {
 
 /// The image of a kernel. It is prepared once, and again if its packing list or the guest's init has changed.
 pub(super) fn image(kernel: Kernel) -> Result<Image> {
-    let [series, suite, _] = kernel.properties();
+    let [series, suite] = kernel.properties();
     let dir = dir()?.join(if series.is_empty() { "newest" } else { series });
     let (unpacked, vmlinuz, initramfs) =
         (dir.join("unpacked"), dir.join("vmlinuz"), dir.join("initramfs.cpio"));

@@ -118,35 +118,36 @@ impl Ledger {
         free(self.targets.keys().copied().collect(), 0..TARGET_PLACES)
     }
 
-    /// Returns the place of the meters of a tap's pod: that of the pod's other taps, or a free one. An interface
-    /// without a pod has its own meters.
-    pub(super) fn pod_meter(&self, device: Device, owner: &Owner) -> Option<u32> {
-        let is_same = |(at, entry): &(&Device, &Entry)| match (&entry.head.owner.pod, &owner.pod) {
+    /// Returns the place of the meters of a tap's pod, as [`Self::meter`] does. An interface without a pod has its own
+    /// meters.
+    pub(super) fn pod_meter(&self, device: Device, owner: &Owner) -> Option<(u32, bool)> {
+        let is_same = |at: &Device, entry: &Entry| match (&entry.head.owner.pod, &owner.pod) {
             (Some(pod), Some(other)) => pod.uid == other.uid,
-            _ => **at == device,
+            _ => *at == device,
         };
-        let same = self.taps.iter().find(is_same).map(|(_, entry)| entry.pod_meter);
-        same.or_else(|| free(self.taps.values().map(|entry| entry.pod_meter).collect(), 0..MAX_TAPS))
+        self.meter(|entry| Some(entry.pod_meter), is_same)
     }
 
-    /// Whether the meters at a place belong to a tap.
-    pub(super) fn has_pod_meter(&self, place: u32) -> bool {
-        self.taps.values().any(|entry| entry.pod_meter == place)
+    /// Returns the place of the meter of a namespace, as [`Self::meter`] does. There are as many places as taps.
+    pub(super) fn namespace_meter(&self, namespace: &str) -> Option<(u32, bool)> {
+        let is_same = |_: &Device, entry: &Entry| {
+            entry.head.owner.pod.as_ref().is_some_and(|pod| pod.namespace == namespace)
+        };
+        self.meter(|entry| entry.namespace_meter, is_same)
     }
 
-    /// Returns the place of the meter of a namespace: that of other taps of its pods, or a free one. There are as many
-    /// places as taps.
-    pub(super) fn namespace_meter(&self, namespace: &str) -> Option<u32> {
-        let is_same =
-            |entry: &&Entry| entry.head.owner.pod.as_ref().is_some_and(|pod| pod.namespace == namespace);
-        let same = self.taps.values().filter(is_same).find_map(|entry| entry.namespace_meter);
-        let taken = || self.taps.values().filter_map(|entry| entry.namespace_meter).collect();
-        same.or_else(|| free(taken(), 0..MAX_TAPS))
-    }
-
-    /// Whether the meter at a place belongs to a namespace with a tap.
-    pub(super) fn has_namespace_meter(&self, place: u32) -> bool {
-        self.taps.values().any(|entry| entry.namespace_meter == Some(place))
+    /// Returns the place of the meter that an owner's taps share, or a free one, and whether the place was free.
+    fn meter(
+        &self,
+        place: impl Fn(&Entry) -> Option<u32>,
+        is_same: impl Fn(&Device, &Entry) -> bool,
+    ) -> Option<(u32, bool)> {
+        let mut same = self.taps.iter().filter(|&(device, entry)| is_same(device, entry));
+        if let Some(place) = same.find_map(|(_, entry)| place(entry)) {
+            return Some((place, false));
+        }
+        let taken = self.taps.values().filter_map(place).collect();
+        Some((free(taken, 0..MAX_TAPS)?, true))
     }
 
     /// Returns the place of an equal filter.
@@ -270,8 +271,15 @@ mod tests {
         let id = ledger.free_id(MAX_SESSIONS).unwrap();
         let mirror = MirrorId(mirror.parse().unwrap());
         let mark = ledger.mark(device, &mirror, target, session.settings.snaplen);
-        let pod_meter = ledger.pod_meter(device, &owner).unwrap();
-        let namespace_meter = owner.pod.as_ref().and_then(|pod| ledger.namespace_meter(&pod.namespace));
+        let namespace = &owner.pod.as_ref().unwrap().namespace;
+        let (pod_meter, is_new_pod) = ledger.pod_meter(device, &owner).unwrap();
+        let (namespace_meter, is_new_namespace) = ledger.namespace_meter(namespace).unwrap();
+        let namespace_meter = Some(namespace_meter);
+        assert_eq!(is_new_pod, ledger.taps.values().all(|other| other.pod_meter != pod_meter));
+        assert_eq!(
+            is_new_namespace,
+            ledger.taps.values().all(|other| other.namespace_meter != namespace_meter)
+        );
         let head = TapHead::new(owner, TapKind::HostVeth);
         let entry = Entry { head, pod_meter, namespace_meter, sessions: BTreeMap::new() };
         let sessions = &mut ledger.taps.entry(device).or_insert(entry).sessions;

@@ -17,7 +17,7 @@ use mirror_common::{
         self, Counter, DeviceKey, FILTER_PLACES, MAX_FILTERS, MAX_SESSIONS, MAX_SESSIONS_PER_TAP, MAX_TAPS,
         SESSION_FILTERED, SESSION_POD_METERED, SessionCounters, SessionInfo, TAP_SEEN_INSIDE, TapOwner,
     },
-    limit::Limits,
+    limit::{Level, Limits},
     tunnel::Tunnels,
 };
 use mirror_core::budget;
@@ -33,7 +33,7 @@ use super::{
     wire,
 };
 use crate::{
-    model::{Capacity, Device, Ended, IfIndex, MirrorId, Owner, PodSide, Session, TapHead},
+    model::{Capacity, Device, Ended, IfIndex, MirrorId, PodSide, Session, TapHead},
     settings::{Budget, CaptureFilter},
 };
 
@@ -116,7 +116,7 @@ impl Maps {
         ledger.targets.clear();
         for place in 0..self.targets.len() {
             let wire = transmute!(self.targets.get(&place, 0).context("cannot read the targets")?);
-            if let Some(target) = wire::decode_target(&wire, self.meters.target_limits(place)?) {
+            if let Some(target) = wire::decode_target(&wire, self.meters.limits(Level::Target, place)?) {
                 ledger.targets.insert(place, target);
             }
         }
@@ -160,7 +160,7 @@ impl Maps {
         for session in in_use {
             let is_filtered = session.flags & SESSION_FILTERED != 0;
             let filter_hash = if is_filtered { self.filters.hash(session.filter)? } else { 0 };
-            let limits = self.meters.limits(session.settings)?;
+            let limits = self.meters.limits(Level::Session, session.settings)?;
             let info = found(self.infos.get(&session.settings, 0))?;
             let target = ledger.targets.get(&session.target);
             let placed = info.zip(target).and_then(|(info, (target, _))| {
@@ -192,8 +192,8 @@ impl Maps {
         if !placed.session.settings.is_metered() {
             return Ok((None, Budget::default()));
         }
-        let (limits, meter) = (self.meters.limits(placed.settings)?, self.meters.meter(placed.id)?);
-        let now_ns = now_ns()?;
+        let limits = self.meters.limits(Level::Session, placed.settings)?;
+        let (meter, now_ns) = (self.meters.meter(placed.id)?, now_ns()?);
         Ok((budget::ended(&limits, &meter, now_ns), budget::left(&limits, &meter, now_ns)))
     }
 
@@ -228,8 +228,15 @@ impl Maps {
         if before.is_some_and(|before| !before.head.owner.is_same(&head.owner)) {
             bail!("device {device} is tapped for another owner");
         }
-        let pod_meter = self.pod_meter(device, &head.owner)?;
-        let namespace_meter = self.namespace_meter(&head.owner)?;
+        let pod_meter = self.ledger.pod_meter(device, &head.owner);
+        let pod_meter = self.full_meter(pod_meter, &[Level::Pod, Level::Share])?;
+        let namespace_meter = match &head.owner.pod {
+            Some(pod) => {
+                let place = self.ledger.namespace_meter(&pod.namespace);
+                Some(self.full_meter(place, &[Level::Namespace])?)
+            }
+            None => None,
+        };
         let sessions = self.ledger.taps.get(&device).map(|before| before.sessions.clone());
         let sessions = sessions.unwrap_or_default();
         let entry = Entry { head: head.clone(), pod_meter, namespace_meter, sessions };
@@ -240,25 +247,13 @@ impl Maps {
         self.write(device, entry)
     }
 
-    /// Returns the place of the meters of a tap's pod. New meters are full.
-    fn pod_meter(&mut self, device: Device, owner: &Owner) -> anyhow::Result<u32> {
-        let place = self.ledger.pod_meter(device, owner);
-        let place = place.ok_or_else(|| anyhow!("the limit of {MAX_TAPS} pods per node is reached"))?;
-        if !self.ledger.has_pod_meter(place) {
-            self.meters.clear_pod(place)?;
+    /// Returns a place that the ledger has found. A new meter is full.
+    fn full_meter(&mut self, place: Option<(u32, bool)>, levels: &[Level]) -> anyhow::Result<u32> {
+        let (place, is_new) = place.ok_or_else(|| anyhow!("no meter is free: {MAX_TAPS} are in use"))?;
+        if is_new {
+            levels.iter().try_for_each(|level| self.meters.clear(*level, place))?;
         }
         Ok(place)
-    }
-
-    /// Returns the place of the meter of a pod's namespace. A new meter is full.
-    fn namespace_meter(&mut self, owner: &Owner) -> anyhow::Result<Option<u32>> {
-        let Some(pod) = &owner.pod else { return Ok(None) };
-        let place = self.ledger.namespace_meter(&pod.namespace);
-        let place = place.ok_or_else(|| anyhow!("the limit of {MAX_TAPS} namespaces per node is reached"))?;
-        if !self.ledger.has_namespace_meter(place) {
-            self.meters.clear_namespace(place)?;
-        }
-        Ok(Some(place))
     }
 
     /// Adds a session to a tap, with counters at zero and full budgets.
@@ -277,7 +272,7 @@ impl Maps {
         let cpus = self.counters.get(&id, 0).context("cannot read the counters")?.len();
         let zeros = PerCpuValues::try_from(vec![[0; size_of::<SessionCounters>()]; cpus])?;
         self.counters.set(id, zeros, 0).context("cannot clear the counters")?;
-        self.meters.clear(id)?;
+        self.meters.clear(Level::Session, id)?;
         self.streams.clear(id)?;
         let serial = self.ledger.new_serial();
         self.put_session(device, mirror, session, (id, id, serial), None)
@@ -298,7 +293,7 @@ impl Maps {
             // The room that the session has taken in the old ring is not taken in the new one.
             self.streams.clear(before.id)?;
         }
-        let limits = self.meters.limits(before.settings)?;
+        let limits = self.meters.limits(Level::Session, before.settings)?;
         self.put_session(device, mirror, session, place, Some((&before.session, limits)))
     }
 
@@ -321,7 +316,7 @@ impl Maps {
         entry.sessions.insert(mirror.clone(), placed);
         // Nothing uses these until the entry of the tap refers to them, which is one write. The old settings stay, for
         // programs that have just read the old entry.
-        self.meters.set_limits(settings, limits)?;
+        self.meters.set_limits(Level::Session, settings, limits)?;
         self.infos
             .insert(&settings, &transmute!(wire::encode_info(mirror, session)), 0)
             .with_context(|| format!("cannot write the mirror {mirror} of device {device}"))?;

@@ -1,82 +1,87 @@
 extern crate std;
 
-use core::time::Duration;
+use core::{cell::RefCell, time::Duration};
 use std::{collections::BTreeMap, vec, vec::Vec};
 
 use proptest::{collection::vec as any_vec, prelude::*};
 
 use super::*;
-use crate::limit::TICKS_PER_NS;
+use crate::{
+    abi::{MAX_SESSIONS, MAX_TAPS, SETTINGS_PLACES, TARGET_PLACES},
+    limit::{LIMITS_LEN, METERS_LEN, TICKS_PER_NS},
+};
 
 const SECOND_NS: u64 = 1_000_000_000;
 const BURST: Duration = Duration::from_millis(50);
 const LEN: u32 = 1000;
 
-/// The meters of a node, and their limits.
+/// The meters of a node, and the limits of each level.
 #[derive(Debug, Clone, Default, PartialEq)]
 struct Node {
-    session_limits: Limits,
-    target_limits: Limits,
-    namespace_limits: Limits,
-    ceiling: Limits,
-    share: Limits,
-    node_limits: Limits,
-    sessions: BTreeMap<u32, Meter>,
-    targets: BTreeMap<u32, Meter>,
-    namespaces: BTreeMap<u32, Meter>,
-    pods: BTreeMap<u32, PodMeter>,
-    node: Meter,
+    limits: [Limits; Level::ALL.len()],
+    meters: RefCell<BTreeMap<u32, Meter>>,
 }
 
 impl Node {
     /// A node with this rate, shared by `pods` pods.
     fn of(packets_per_second: u64, pods: u32) -> Self {
-        let node_limits = Limits::of_rate(packets_per_second, 0, BURST);
-        Self { share: node_limits.share(pods), node_limits, ..Self::default() }
+        let rate = Limits::of_rate(packets_per_second, 0, BURST);
+        Self::default().with(Level::Node, rate).with(Level::Share, rate.share(pods))
     }
 
-    fn is_copied(&mut self, pod: u32, now_ns: u64) -> bool {
-        charge(self, Bill { pod: Some(pod), ..BILL }, now_ns).is_ok()
+    /// The node with these limits of a level.
+    fn with(mut self, level: Level, limits: Limits) -> Self {
+        self.limits[level as usize] = limits;
+        self
     }
 
-    /// Every meter.
-    fn meters(&self) -> impl Iterator<Item = Meter> {
-        let pods = self.pods.values().flat_map(|pod| [pod.ceiling, pod.share]);
-        let others = [&self.sessions, &self.targets, &self.namespaces].into_iter().flat_map(BTreeMap::values);
-        others.copied().chain(pods).chain([self.node])
+    fn is_copied(&self, pod: u32, now_ns: u64) -> bool {
+        self.charge(Bill { pod: Some(pod), ..BILL }, now_ns).is_ok()
+    }
+
+    /// Charges a copy, and refunds the charges if it is refused, as `decide` does.
+    fn charge(&self, bill: Bill, now_ns: u64) -> Result<Paid, Verdict> {
+        let mut paid = Paid::NOTHING;
+        let charged = charge(self, bill, now_ns, &mut paid);
+        if charged.is_err() {
+            give_back(self, bill, paid);
+        }
+        charged.map(|()| paid)
+    }
+
+    /// The packets that the meters of each level have counted.
+    fn packets(&self) -> [u64; Level::ALL.len()] {
+        let mut packets = [0; Level::ALL.len()];
+        for (index, meter) in self.meters.borrow().iter() {
+            let level = Level::ALL.iter().rposition(|level| *index >= level.meter(0));
+            packets[level.unwrap_or_default()] += meter.packets;
+        }
+        packets
     }
 }
 
 /// A packet without any limits.
-const BILL: Bill = Bill { session: None, target: None, namespace: None, pod: None, len: LEN };
+const BILL: Bill = Bill { session: None, target: None, pod: None, namespace: None, len: LEN };
 
 impl Meters for Node {
-    fn session<R>(&mut self, id: u32, change: impl FnOnce(&Limits, &mut Meter) -> R) -> Option<R> {
-        Some(change(&self.session_limits, self.sessions.entry(id).or_default()))
+    fn limits(&self, index: u32) -> Option<&Limits> {
+        let level = Level::ALL.iter().rposition(|level| index >= level.limits(0))?;
+        Some(&self.limits[level])
     }
 
-    fn target<R>(&mut self, place: u32, change: impl FnOnce(&Limits, &mut Meter) -> R) -> Option<R> {
-        Some(change(&self.target_limits, self.targets.entry(place).or_default()))
-    }
-
-    fn has_namespace_rate(&mut self) -> bool {
-        self.namespace_limits.has_rate()
-    }
-
-    fn namespace<R>(&mut self, index: u32, change: impl FnOnce(&Limits, &mut Meter) -> R) -> Option<R> {
-        Some(change(&self.namespace_limits, self.namespaces.entry(index).or_default()))
-    }
-
-    fn pod<R>(&mut self, index: u32, change: impl FnOnce([&Limits; 2], &mut PodMeter) -> R) -> Option<R> {
-        Some(change([&self.ceiling, &self.share], self.pods.entry(index).or_default()))
-    }
-
-    fn has_node_rate(&mut self) -> bool {
-        self.node_limits.has_rate()
-    }
-
-    fn node<R>(&mut self, change: impl FnOnce(&Limits, &mut Meter) -> R) -> Option<R> {
-        Some(change(&self.node_limits, &mut self.node))
+    fn meter<R>(
+        &self,
+        index: u32,
+        share: Option<(&Limits, u32)>,
+        change: impl FnOnce(&mut Meter, Option<(&Limits, &mut Meter)>) -> R,
+    ) -> Option<R> {
+        let mut meters = self.meters.borrow_mut();
+        let mut of = |index: u32| *meters.entry(index).or_default();
+        let (mut own, mut of_share) = (of(index), share.map(|(limits, index)| (limits, of(index))));
+        let changed = change(&mut own, of_share.as_mut().map(|(limits, meter)| (*limits, meter)));
+        meters.insert(index, own);
+        meters.extend(share.zip(of_share).map(|((_, index), (_, meter))| (index, meter)));
+        Some(changed)
     }
 }
 
@@ -95,8 +100,8 @@ proptest! {
     /// the other pods.
     #[test]
     fn a_pod_within_its_share_is_never_refused((rate, pods, traffic) in node_and_traffic()) {
-        let mut node = Node::of(rate, pods);
-        let share = node.share;
+        let node = Node::of(rate, pods);
+        let share = node.limits[Level::Share as usize];
         // The meters of the shares, as if each pod were alone on the node.
         let mut alone = vec![Meter::default(); pods as usize];
         let mut now = SECOND_NS;
@@ -111,7 +116,7 @@ proptest! {
     /// Over any period: at most the rate, a burst, the shares' bursts, and one packet for each of them.
     #[test]
     fn the_nodes_rate_holds((rate, pods, traffic) in node_and_traffic(), from: prop::sample::Index) {
-        let mut node = Node::of(rate, pods);
+        let node = Node::of(rate, pods);
         let mut now = SECOND_NS;
         let mut copied = Vec::new();
         for (pod, pause) in traffic {
@@ -122,7 +127,7 @@ proptest! {
         }
         let copied = &copied[from.index(copied.len())..];
         let stretch_ns = copied[copied.len() - 1] - copied[0];
-        let in_ns = |ns: u64| (ns * TICKS_PER_NS).div_ceil(node.node_limits.ticks_per_packet);
+        let in_ns = |ns: u64| (ns * TICKS_PER_NS).div_ceil(node.limits[Level::Node as usize].ticks_per_packet);
         let burst = in_ns(BURST.as_nanos() as u64);
         let most = in_ns(stretch_ns) + 2 * burst + u64::from(pods) + 1;
         prop_assert!(copied.len() as u64 <= most, "{} of {most}", copied.len());
@@ -134,44 +139,41 @@ proptest! {
         rates in prop::array::uniform5(prop_oneof![Just(0), 1..10_000_u64]), budget in 0..3_u64, pods in 1..5_u32,
         bill in any_bill(),
     ) {
-        let mut node = limited(rates, budget, pods);
-        let first = charge(&mut node, bill, SECOND_NS);
+        let node = limited(rates, budget, pods);
+        let first = node.charge(bill, SECOND_NS);
         let after = node.clone();
         prop_assert!(first.is_ok(), "nothing is used up yet");
-        give_back(&mut node, bill, first.unwrap_or_default());
-        prop_assert_eq!(node.meters().map(|meter| meter.packets + meter.bytes).sum::<u64>(), 0);
-        prop_assert_eq!(charge(&mut node, bill, SECOND_NS), first);
+        give_back(&node, bill, first.unwrap_or_default());
+        prop_assert!(node.meters.borrow().values().all(|meter| (meter.packets, meter.bytes) == (0, 0)));
+        prop_assert_eq!(node.charge(bill, SECOND_NS), first);
         prop_assert_eq!(node, after);
     }
 
-    /// If any meter refuses, no meter is charged. A copy is charged once to each meter.
+    /// If any meter refuses, no meter is charged. A copy is charged once to each level with limits.
     #[test]
     fn what_is_refused_costs_nothing(
         rates in prop::array::uniform5(prop_oneof![Just(0), 1..1_000_u64]), budget in 0..20_u64, pods in 1..5_u32,
         traffic in any_vec((any_bill(), 0..5_000_000_u64), 1..200),
     ) {
-        let mut node = limited(rates, budget, pods);
-        let (has_node, has_namespace) = (node.node_limits.has_rate(), node.namespace_limits.has_rate());
+        let node = limited(rates, budget, pods);
+        let has = |level: Level| node.limits[level as usize] != Limits::default();
         let mut now = SECOND_NS;
-        let mut expected = [0; 5];
+        let mut expected = [0; Level::ALL.len()];
         for (bill, pause) in traffic {
             now += pause;
-            if charge(&mut node, bill, now).is_ok() {
-                let is_pod = bill.pod.is_some();
+            if let Ok(paid) = node.charge(bill, now) {
                 let is_charged = [
-                    bill.session.is_some(),
-                    bill.target.is_some(),
-                    is_pod,
-                    is_pod && has_namespace && bill.namespace.is_some(),
-                    is_pod && has_node,
+                    bill.session.is_some() && has(Level::Session),
+                    bill.target.is_some() && has(Level::Target),
+                    bill.pod.is_some() && (has(Level::Pod) || has(Level::Share)),
+                    // If it has credit.
+                    bill.pod.is_some() && paid.has(Level::Share),
+                    bill.pod.is_some() && bill.namespace.is_some() && has(Level::Namespace),
+                    bill.pod.is_some() && has(Level::Node),
                 ];
                 expected.iter_mut().zip(is_charged).for_each(|(sum, is)| *sum += u64::from(is));
             }
-            let sum = |meters: &BTreeMap<u32, Meter>| meters.values().map(|meter| meter.packets).sum::<u64>();
-            let pods = node.pods.values().map(|pod| pod.ceiling.packets).sum();
-            let counted =
-                [sum(&node.sessions), sum(&node.targets), pods, sum(&node.namespaces), node.node.packets];
-            prop_assert_eq!(counted, expected);
+            prop_assert_eq!(node.packets(), expected);
         }
     }
 
@@ -182,19 +184,17 @@ proptest! {
         rate in 100..200_000_u64, is_target: bool, traffic in traffic(5), from: prop::sample::Index,
     ) {
         let limits = Limits::of_rate(rate, 0, BURST);
-        let mut node = match is_target {
-            true => Node { target_limits: limits, ..Node::default() },
-            false => Node { namespace_limits: limits, ..Node::default() },
-        };
+        let level = if is_target { Level::Target } else { Level::Namespace };
+        let node = Node::default().with(level, limits);
         let mut now = SECOND_NS;
         let mut copied = Vec::new();
         for (pod, pause) in traffic {
             now += pause;
             let bill = match is_target {
-                true => Bill { session: Some(pod), target: Some(7), ..BILL },
+                true => Bill { session: Some((pod, pod)), target: Some(7), ..BILL },
                 false => Bill { pod: Some(pod), namespace: Some(7), ..BILL },
             };
-            if charge(&mut node, bill, now).is_ok() {
+            if node.charge(bill, now).is_ok() {
                 copied.push(now);
             }
         }
@@ -206,35 +206,28 @@ proptest! {
     }
 }
 
-/// A node with limits of each kind, some of them unlimited: of sessions, targets, namespaces, pods and the node.
+/// A node with limits of each kind, some of them unlimited: of sessions, targets, pods, namespaces and the node.
 fn limited(rates: [u64; 5], budget: u64, pods: u32) -> Node {
-    let [session, target_limits, namespace_limits, ceiling, node_limits] =
+    let [session, target, pod, namespace, node] =
         rates.map(|rate| Limits::of_rate(rate, rate * 8_000, BURST));
-    Node {
-        session_limits: Limits { packets: budget, ..session },
-        target_limits,
-        namespace_limits,
-        ceiling,
-        share: node_limits.share(pods),
-        node_limits,
-        ..Node::default()
-    }
+    let session = Limits { packets: budget, ..session };
+    Node { limits: [session, target, pod, node.share(pods), namespace, node], ..Node::default() }
 }
 
 fn any_bill() -> impl Strategy<Value = Bill> {
     let some = || prop::option::of(0..2_u32);
-    (some(), some(), some(), some(), 14..65_536_u32).prop_map(|(session, target, namespace, pod, len)| Bill {
-        session,
+    (some(), some(), some(), some(), 14..65_536_u32).prop_map(|(session, target, pod, namespace, len)| Bill {
+        session: session.map(|id| (id, id)),
         target,
-        namespace,
         pod,
+        namespace,
         len,
     })
 }
 
 /// The copies of each pod during a second in which pod 0 floods and the others send as much as their share allows.
 fn flooded(pods: u32, others_send: bool) -> Vec<u64> {
-    let mut node = Node::of(10_000, pods);
+    let node = Node::of(10_000, pods);
     let share_ns = SECOND_NS * u64::from(pods) / 10_000;
     let mut copied = vec![0; pods as usize];
     for now in (SECOND_NS..2 * SECOND_NS).step_by(10_000) {
@@ -264,7 +257,7 @@ fn a_flood_leaves_the_others_their_shares() {
 
 #[test]
 fn a_ceiling_holds_for_a_pod_though_the_node_has_room() {
-    let mut node = Node { ceiling: Limits::of_rate(100, 0, BURST), ..Node::of(10_000, 2) };
+    let node = Node::of(10_000, 2).with(Level::Pod, Limits::of_rate(100, 0, BURST));
     let copied = (0..100_000).filter(|packet| node.is_copied(0, SECOND_NS + packet * 10_000)).count();
     assert!((100..=106).contains(&copied), "a second at 100 a second, and a burst: {copied}");
     assert!(node.is_copied(1, 2 * SECOND_NS), "another pod has its own");
@@ -272,50 +265,60 @@ fn a_ceiling_holds_for_a_pod_though_the_node_has_room() {
 
 #[test]
 fn a_session_that_has_ended_says_so_though_its_pod_is_limited_too() {
-    let mut node = Node { session_limits: Limits { packets: 1, ..Limits::default() }, ..Node::of(1, 1) };
-    let bill = Bill { session: Some(0), pod: Some(0), ..BILL };
-    assert!(charge(&mut node, bill, SECOND_NS).is_ok());
-    assert_eq!(charge(&mut node, bill, SECOND_NS), Err(Verdict::Ended));
-    assert_eq!(charge(&mut node, Bill { session: None, ..bill }, SECOND_NS), Err(Verdict::Limited));
+    let node = Node::of(1, 1).with(Level::Session, Limits { packets: 1, ..Limits::default() });
+    let bill = Bill { session: Some((0, 0)), pod: Some(0), ..BILL };
+    assert!(node.charge(bill, SECOND_NS).is_ok());
+    assert_eq!(node.charge(bill, SECOND_NS), Err(Verdict::Ended));
+    assert_eq!(node.charge(Bill { session: None, ..bill }, SECOND_NS), Err(Verdict::Limited));
 }
 
 #[test]
 fn a_meter_that_is_not_there_fails() {
-    /// Meters without any maps.
-    struct Nothing;
+    /// Meters without any maps, or with the map of limits alone.
+    struct Nothing(Option<Limits>);
     impl Meters for Nothing {
-        fn session<R>(&mut self, _: u32, _: impl FnOnce(&Limits, &mut Meter) -> R) -> Option<R> {
-            None
+        fn limits(&self, _: u32) -> Option<&Limits> {
+            self.0.as_ref()
         }
 
-        fn target<R>(&mut self, _: u32, _: impl FnOnce(&Limits, &mut Meter) -> R) -> Option<R> {
-            None
-        }
-
-        fn has_namespace_rate(&mut self) -> bool {
-            true
-        }
-
-        fn namespace<R>(&mut self, _: u32, _: impl FnOnce(&Limits, &mut Meter) -> R) -> Option<R> {
-            None
-        }
-
-        fn pod<R>(&mut self, _: u32, _: impl FnOnce([&Limits; 2], &mut PodMeter) -> R) -> Option<R> {
-            None
-        }
-
-        fn has_node_rate(&mut self) -> bool {
-            true
-        }
-
-        fn node<R>(&mut self, _: impl FnOnce(&Limits, &mut Meter) -> R) -> Option<R> {
+        fn meter<R>(
+            &self,
+            _: u32,
+            _: Option<(&Limits, u32)>,
+            _: impl FnOnce(&mut Meter, Option<(&Limits, &mut Meter)>) -> R,
+        ) -> Option<R> {
             None
         }
     }
-    for bill in
-        [Bill { session: Some(0), ..BILL }, Bill { target: Some(0), ..BILL }, Bill { pod: Some(0), ..BILL }]
-    {
-        assert_eq!(charge(&mut Nothing, bill, 1), Err(Verdict::Failed));
+    let bills = [
+        Bill { session: Some((0, 0)), ..BILL },
+        Bill { target: Some(0), ..BILL },
+        Bill { pod: Some(0), ..BILL },
+    ];
+    for meters in [Nothing(None), Nothing(Some(Limits::of_rate(1, 0, BURST)))] {
+        let charged = |bill| {
+            let mut paid = Paid::NOTHING;
+            (charge(&meters, bill, 1, &mut paid), paid)
+        };
+        assert_eq!(bills.map(charged), [(Err(Verdict::Failed), Paid::NOTHING); 3]);
+        assert_eq!(charged(BILL), (Ok(()), Paid::NOTHING));
     }
-    assert_eq!(charge(&mut Nothing, BILL, 1), Ok(Paid::NOTHING));
+}
+
+#[test]
+fn each_level_has_its_own_limits_and_meters() {
+    let sizes = [
+        (SETTINGS_PLACES, MAX_SESSIONS),
+        (TARGET_PLACES, TARGET_PLACES),
+        (1, MAX_TAPS),
+        (1, MAX_TAPS),
+        (1, MAX_TAPS),
+        (1, 1),
+    ];
+    let mut next = (0, 0);
+    for (level, (limits, meters)) in Level::ALL.into_iter().zip(sizes) {
+        assert_eq!((level.limits(0), level.meter(0)), next, "{level:?}");
+        next = (level.limits(limits), level.meter(meters));
+    }
+    assert_eq!((LIMITS_LEN, METERS_LEN), (next.0 as usize, next.1 as usize));
 }

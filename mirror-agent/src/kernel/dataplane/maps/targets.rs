@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use anyhow::{Context as _, anyhow};
-use mirror_common::{abi, tunnel::Tunnels};
+use mirror_common::{abi, limit::Level, tunnel::Tunnels};
 use zerocopy::transmute;
 
 use super::{Maps, TargetBytes, TunnelsBytes};
@@ -44,12 +44,12 @@ impl Maps {
         // this place.
         let ceiling = target.device().map(|device| device.ceiling).unwrap_or_default();
         if before.is_none() {
-            self.meters.clear_target(place)?;
+            self.meters.clear(Level::Target, place)?;
         }
         if before.as_ref().and_then(Target::device).map(|device| device.ceiling).unwrap_or_default()
             != ceiling
         {
-            self.meters.set_target_limits(place, ceiling)?;
+            self.meters.set_limits(Level::Target, place, ceiling)?;
         }
         // The ring is set before the target is up, and is removed only after nothing writes to it.
         if let Target::Stream(Some(ring)) = target {
