@@ -8,10 +8,8 @@ use clap::{
     error::ErrorKind,
 };
 use clap_complete::engine::ArgValueCompleter;
-use mirror_api::{
-    Direction, SettingsSpec,
-    labels::{self, Labels},
-};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
+use mirror_api::{Direction, SettingsSpec, labels};
 use mirror_core::settings::{SETTINGS, Settings, parse_duration};
 
 use crate::{
@@ -95,7 +93,7 @@ pub(crate) struct Which {
     pub(crate) objects: Vec<String>,
     /// The pods with these labels, as in app=web,tier!=test or 'app in (web, api)'; '' for all pods of the namespace.
     #[arg(long, short = 'l', value_name = "LABELS", value_parser = labels::parse)]
-    pub(crate) selector: Option<Labels>,
+    pub(crate) selector: Option<LabelSelector>,
 }
 
 #[derive(Debug, Args)]
@@ -326,10 +324,9 @@ impl TailArgs {
 
 impl Args for SettingArgs {
     fn augment_args(command: clap::Command) -> clap::Command {
-        command.args(SETTINGS.iter().map(|of| {
-            let arg = Arg::new(of.key).long(of.key).help(of.help);
-            if of.is_switch() { arg.action(ArgAction::SetTrue) } else { arg.value_name(of.value_name) }
-        }))
+        command.args(
+            SETTINGS.iter().map(|of| Arg::new(of.key).long(of.key).value_name(of.value_name).help(of.help)),
+        )
     }
 
     fn augment_args_for_update(command: clap::Command) -> clap::Command {

@@ -31,7 +31,7 @@ pub(crate) async fn on(args: OnArgs, cluster: &Cluster) -> anyhow::Result<()> {
     let OnArgs { which, target, direction, settings: SettingArgs(settings), change, .. } = args;
     let labels = match workload {
         Some(workload) => workload.resolve(cluster).await?,
-        None => which.selector.map(|labels| labels.0).unwrap_or_default(),
+        None => which.selector.unwrap_or_default(),
     };
     let spec = MirrorSpec {
         pod_selector: labels,

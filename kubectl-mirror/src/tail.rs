@@ -231,7 +231,7 @@ impl<'c> Tail<'c> {
             Block::Interface(of) => {
                 let node = of.hardware.clone().unwrap_or_default();
                 tell(&printable(&format!("reading {} on node {node}", of.name)));
-                self.combined.interface(id, &node, &of, &mut self.pending);
+                self.combined.interface(id, of, &mut self.pending);
                 self.nodes.insert(node);
             }
             Block::Packet(packet) => {

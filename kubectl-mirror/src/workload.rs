@@ -104,7 +104,7 @@ pub(crate) struct Selection {
 impl Which {
     /// Resolves the objects, which must exist; pods only if `pods_exist`.
     pub(crate) async fn resolve(&self, cluster: &Cluster, pods_exist: bool) -> anyhow::Result<Selection> {
-        let labels = self.selector.clone().map(|labels| labels.0).unwrap_or_default();
+        let labels = self.selector.clone().unwrap_or_default();
         let mut selection = Selection { labels, pods: None };
         for workload in self.workloads()? {
             if pods_exist || !workload.is_pod() {

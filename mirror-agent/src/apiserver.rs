@@ -53,10 +53,7 @@ use self::{
     limits::Limits,
     query::{Cause, Open, Query, Refusal},
 };
-use crate::{
-    report::{admin, metrics::apiserver::ApiserverMetrics},
-    util::accept,
-};
+use crate::{report::metrics::apiserver::ApiserverMetrics, util::accept};
 
 /// Timeout for kube-apiserver, and for clients to authenticate.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -155,13 +152,10 @@ impl Server {
         peer: &[CertificateDer<'_>],
         headers: &HeaderMap,
     ) -> Result<Response<Body>, Refusal> {
-        if let Ok(Query::Open(open @ (Open::Live | Open::Ready))) = query {
-            return Ok(self.open(open));
-        }
         let user = self.front_proxy.user(peer, headers)?;
         match query? {
             // Without a review: kube-apiserver itself reads these all the time, to know whether this server is there.
-            Query::Open(open) => Ok(self.open(open)),
+            Query::Open(open) => Ok(document(open)),
             Query::Reports(reports) => {
                 self.front_proxy.authorise(&user, &reports.scope).await?;
                 let _place = self.limits.reports(&user.name)?;
@@ -174,36 +168,34 @@ impl Server {
             }
         }
     }
+}
 
-    /// Answers what everyone may read.
-    fn open(&self, open: Open) -> Response<Body> {
-        let group_version = format!("{GROUP}/{VERSION}");
-        let version = json!({ "groupVersion": group_version, "version": VERSION });
-        let group = json!({
-            "kind": "APIGroup", "apiVersion": "v1", "name": GROUP, "versions": [version], "preferredVersion": version,
-        });
-        let resource = |name: &str, kind: &str, is_namespaced: bool, verbs: &[&str]| {
-            let singular = kind.to_lowercase();
-            json!({
-                "name": name, "singularName": singular, "kind": kind, "namespaced": is_namespaced, "verbs": verbs,
-            })
-        };
-        let document = match open {
-            Open::Live => return admin::state(Ok(())).map(Full::boxed),
-            Open::Ready => return admin::state(self.ready()).map(Full::boxed),
-            Open::Groups => json!({ "kind": "APIGroupList", "apiVersion": "v1", "groups": [group] }),
-            Open::Versions => group,
-            Open::Resources => json!({
-                "kind": "APIResourceList", "apiVersion": "v1", "groupVersion": group_version,
-                "resources": [
-                    resource("nodepackets", "NodePackets", false, &["watch"]),
-                    resource("packets", "Packets", true, &["watch"]),
-                    resource("podreports", "PodReport", true, &["get", "list"]),
-                ],
-            }),
-        };
-        in_json(StatusCode::OK, &document)
-    }
+/// Answers what everyone may read.
+fn document(open: Open) -> Response<Body> {
+    let group_version = format!("{GROUP}/{VERSION}");
+    let version = json!({ "groupVersion": group_version, "version": VERSION });
+    let group = json!({
+        "kind": "APIGroup", "apiVersion": "v1", "name": GROUP, "versions": [version], "preferredVersion": version,
+    });
+    let resource = |name: &str, kind: &str, is_namespaced: bool, verbs: &[&str]| {
+        let singular = kind.to_lowercase();
+        json!({
+            "name": name, "singularName": singular, "kind": kind, "namespaced": is_namespaced, "verbs": verbs,
+        })
+    };
+    let document = match open {
+        Open::Groups => json!({ "kind": "APIGroupList", "apiVersion": "v1", "groups": [group] }),
+        Open::Versions => group,
+        Open::Resources => json!({
+            "kind": "APIResourceList", "apiVersion": "v1", "groupVersion": group_version,
+            "resources": [
+                resource("nodepackets", "NodePackets", false, &["watch"]),
+                resource("packets", "Packets", true, &["watch"]),
+                resource("podreports", "PodReport", true, &["get", "list"]),
+            ],
+        }),
+    };
+    in_json(StatusCode::OK, &document)
 }
 
 /// The answer to a request that is not served: a Status of Kubernetes.

@@ -10,10 +10,11 @@ mod controller;
 mod crds;
 pub mod filter;
 mod ready;
-mod reference;
 pub mod run;
 pub mod status;
 pub mod tail;
+#[cfg(test)]
+mod tests;
 
 use std::{
     env,
@@ -51,8 +52,6 @@ pub fn execute(cli: Cli) -> anyhow::Result<()> {
             Command::Cleanup(args) => cleanup::cleanup(args).await,
             Command::Filter(args) => filter::filter(args),
             Command::Explain { pod, state } => status::explain(pod, &state).await,
-            Command::Reference => print(&reference::reference()),
-            Command::Runbooks => print(&mirror_core::status::runbooks()),
             Command::Crds => print(&crds::crds()?),
         }
     })

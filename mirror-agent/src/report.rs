@@ -19,15 +19,12 @@ use std::{
 };
 
 use mirror_common::verdict::Direction;
-use mirror_core::{
-    coverage::{Reason, State},
-    targets::TargetState,
-};
+use mirror_core::coverage::{Reason, State};
 use serde::{Deserialize, Serialize};
 use tokio::{sync::watch, time::Instant};
 
 use crate::{
-    model::{Device, Ended, MirrorId, PodId, RingId, TargetName},
+    model::{Device, Ended, MirrorId, PodId, RingId, TargetName, TargetResource},
     select::{BadAnnotation, Coverage, Skipped, Why},
 };
 
@@ -76,8 +73,9 @@ pub struct Report {
     pub mirrors: Mirrors,
     /// The mirrors of an earlier agent that existed when this agent started.
     pub found: Arc<Mirrors>,
-    /// The MirrorTargets and their state on this node; none before the first list.
-    pub targets: Vec<TargetState>,
+    /// The MirrorTargets that this node has or refuses, refused ones with the reason instead of the destination. Empty
+    /// before the first list.
+    pub targets: Vec<TargetResource>,
     /// The invalid annotations.
     pub bad: BTreeSet<BadAnnotation>,
     /// The operations that failed in this round; they are retried.

@@ -5,10 +5,6 @@ use std::collections::BTreeMap;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, LabelSelectorRequirement};
 use mirror_core::destination::{is_key, is_qualified};
 
-/// A parsed selector. A type of its own, because clap keeps it as one value.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Labels(pub LabelSelector);
-
 /// Parses `app=web`, `app==web`, `app!=web`, `app in (web, api)`, `app notin (web)`, `app` and `!app`, separated by
 /// commas. An empty text selects all pods.
 ///
@@ -18,7 +14,7 @@ pub struct Labels(pub LabelSelector);
 /// # Errors
 ///
 /// A message for the user.
-pub fn parse(text: &str) -> Result<Labels, String> {
+pub fn parse(text: &str) -> Result<LabelSelector, String> {
     let (mut labels, mut expressions) = (BTreeMap::new(), Vec::new());
     for part in parts(text).into_iter().map(trim).filter(|_| !text.is_empty()) {
         let bad = || {
@@ -56,10 +52,10 @@ pub fn parse(text: &str) -> Result<Labels, String> {
             return Err(format!("{text:?}: the label {key} has two values"));
         }
     }
-    Ok(Labels(LabelSelector {
+    Ok(LabelSelector {
         match_labels: (!labels.is_empty()).then_some(labels),
         match_expressions: (!expressions.is_empty()).then_some(expressions),
-    }))
+    })
 }
 
 /// Removes the white space that the API server skips.
@@ -103,8 +99,8 @@ mod tests {
             ("a.io/app in (web, api),tier", "a.io/app in (api,web),tier"),
             ("app notin (web),!test", "app notin (web),!test"),
         ] {
-            let Labels(labels) = parse(text).unwrap();
-            assert_eq!(Selector::try_from(labels).unwrap().to_string(), selector, "{text}");
+            let labels = Selector::try_from(parse(text).unwrap()).unwrap();
+            assert_eq!(labels.to_string(), selector, "{text}");
         }
     }
 

@@ -5,8 +5,7 @@
 //! systems can share it. The doc comments are the texts of `kubectl explain`.
 //! `sources/kube` of the agent reads the [`Mirror`]s, [`ClusterMirror`]s and [`MirrorTarget`]s, `report/mirror_node` of
 //! the agent writes the [`MirrorNode`], `controller` of the agent writes the [`MirrorStatus`] and the
-//! [`MirrorTargetStatus`], and `mirror-agent crds` prints the CRDs, from which `cargo xtask gen` makes the file of the
-//! chart.
+//! [`MirrorTargetStatus`], and `mirror-agent crds` prints the CRDs, as the file of the chart has them.
 
 pub mod labels;
 mod mirror;
@@ -26,8 +25,8 @@ use serde_json::Value;
 pub use self::{
     mirror::{ClusterMirror, ClusterMirrorSpec, Direction, MAX_NAME, Mirror, MirrorSpec, TargetRef},
     node::{
-        Cut, MirrorNode, MirrorNodeFields, MirrorNodeStatus, MirrorSummary, Packets, Pods, Refusal,
-        TargetSummary, Uncovered, cut,
+        MirrorNode, MirrorNodeFields, MirrorNodeStatus, MirrorSummary, Packets, Pods, Refusal, TargetSummary,
+        Uncovered, cut,
     },
     settings::{Limits, Quantity, RateLimit, Sampling, SettingsSpec},
     status::{MirrorStatus, MirrorTargetStatus, NotReady, TargetNodes},

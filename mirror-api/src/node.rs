@@ -90,19 +90,6 @@ pub struct TargetSummary {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 512))]
     pub down: Option<String>,
-    /// Copies that were truncated for the target, as the current mirrors have counted them.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub cut: Option<Cut>,
-}
-
-/// Cut counts copies that contain less of a packet than requested, because a target has no room for more.
-#[derive(Serialize, Deserialize, JsonSchema, Debug, Clone, Copy, Default, PartialEq)]
-#[serde(rename_all = "camelCase")]
-pub struct Cut {
-    /// Number of truncated copies.
-    pub packets: i64,
-    /// Number of bytes that were cut off.
-    pub bytes: i64,
 }
 
 /// MirrorSummary is the status of a Mirror or ClusterMirror on this node.

@@ -53,20 +53,6 @@ pub enum ReadOf {
     Interface(String),
 }
 
-/// A remark of an agent about a request: that it reads a pod, a NIC or an interface, or why it does not.
-#[derive(Serialize, Deserialize, Debug, Clone, PartialEq, Eq)]
-#[serde(deny_unknown_fields, rename_all = "camelCase")]
-pub struct Note {
-    /// The pod, as `NAMESPACE/NAME`. `None`: the request as a whole.
-    pub pod: Option<String>,
-    /// The NIC, by its name inside the pod, or without a pod the interface of the node. `None`: all NICs.
-    pub nic: Option<String>,
-    /// The reason why packets are missing. `None`: they are read.
-    pub reason: Option<String>,
-    /// The same in words.
-    pub message: String,
-}
-
 /// A request for the reports about pods of a node. The agent answers with [`PodReport`]s.
 #[derive(Serialize, Deserialize, Debug, Clone, PartialEq, Eq)]
 #[serde(deny_unknown_fields, rename_all = "camelCase")]

@@ -4,7 +4,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::{Cut, Packets, Pods, Uncovered};
+use crate::{Packets, Pods, Uncovered};
 
 /// MirrorStatus is the status on all nodes, aggregated from the MirrorNodes.
 #[derive(Serialize, Deserialize, JsonSchema, Debug, Clone, Default, PartialEq)]
@@ -82,9 +82,6 @@ pub struct MirrorTargetStatus {
     /// Number of further nodes that are not listed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub more_not_ready: Option<i64>,
-    /// Copies that were truncated for it, on all nodes.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub cut: Option<Cut>,
 }
 
 /// TargetNodes counts the nodes that report on a MirrorTarget, including those with a stale report.

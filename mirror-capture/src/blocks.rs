@@ -7,7 +7,7 @@
 
 use core::net::IpAddr;
 
-use crate::pcapng::{Direction, MAX_CAPTURED, NOTE, Names};
+use crate::pcapng::{Direction, Interface, InterfaceId, MAX_CAPTURED, NOTE, Names, Statistics};
 
 /// Maximum length of a block: the longest packet, with its options.
 const MOST: usize = 512 << 10;
@@ -20,7 +20,7 @@ pub enum Block {
     /// The beginning of the stream, with the agent's message about it.
     Section(String),
     /// The next interface.
-    Interface(Description),
+    Interface(Interface),
     /// A packet.
     Packet(Packet),
     /// The counters of an interface.
@@ -29,21 +29,6 @@ pub enum Block {
     Names(Names),
     /// A message of the agent, in JSON.
     Note(String),
-}
-
-/// The description of an interface.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Description {
-    /// Its name, such as `shop/web eth0`.
-    pub name: String,
-    /// Free text.
-    pub description: Option<String>,
-    /// The filter of its packets.
-    pub filter: Option<String>,
-    /// The device. In the stream of a server, it is the node.
-    pub hardware: Option<String>,
-    /// A comment.
-    pub comment: Option<String>,
 }
 
 /// A packet, as the block that holds it.
@@ -65,27 +50,6 @@ impl Packet {
         }
         self.block
     }
-}
-
-/// The counters of an interface.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Statistics {
-    /// The index of the interface in the stream.
-    pub interface: u32,
-    /// When the counters were read, in ns since the epoch.
-    pub time_ns: u64,
-    /// When the stream began, in ns since the epoch.
-    pub start_ns: Option<u64>,
-    /// When the stream ended.
-    pub end_ns: Option<u64>,
-    /// Packets that the capture matched, including lost ones.
-    pub received: Option<u64>,
-    /// Matched packets that were lost.
-    pub lost: Option<u64>,
-    /// Matched packets that a rate or a budget refused.
-    pub limited: Option<u64>,
-    /// A text about what the packets lack.
-    pub comment: Option<String>,
 }
 
 /// The bytes of a stream that are not parsed yet.
@@ -145,7 +109,7 @@ fn parse(kind: u32, block: &[u8], body: &[u8]) -> Result<Option<Block>, &'static
             // The tag of a filter option names the language of the filter.
             let filter = option(options, 11).and_then(<[u8]>::split_first).map(|(_, filter)| text(filter));
             let text = |code| option(options, code).map(text);
-            Ok(Some(Block::Interface(Description {
+            Ok(Some(Block::Interface(Interface {
                 name: text(2).unwrap_or_default(),
                 description: text(3),
                 filter,
@@ -169,12 +133,12 @@ fn parse(kind: u32, block: &[u8], body: &[u8]) -> Result<Option<Block>, &'static
             let options = body.get(12..).unwrap_or_default();
             let number = |code| Some(u64::from_le_bytes(option(options, code)?.try_into().ok()?));
             Ok(Some(Block::Statistics(Statistics {
-                interface,
+                interface: InterfaceId::at(interface),
                 time_ns,
                 start_ns: option(options, 2).and_then(|value| time(value, 0)),
                 end_ns: option(options, 3).and_then(|value| time(value, 0)),
                 received: number(4),
-                lost: number(5),
+                dropped: number(5),
                 limited: number(7),
                 comment: option(options, 1).map(text),
             })))
@@ -225,7 +189,7 @@ fn are_options(mut options: &[u8]) -> bool {
     while !options.is_empty() {
         match first(options) {
             Some((0, ..)) => return true,
-            Some((code, value, rest)) if matches!((code, value.len()), (1, _) | (2, 4) | (4, 8)) => {
+            Some((code, value, rest)) if matches!((code, value.len()), (1, _) | (2, 4)) => {
                 options = rest;
             }
             _ => return false,

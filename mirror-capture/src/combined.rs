@@ -1,15 +1,14 @@
 //! Combines the streams of several agents into one pcapng: its interfaces and their counters. Pure.
 //!
-//! Each interface of each stream is an interface of the file, with the node as its hardware. The block of a packet
-//! changes only in the number of its interface. The counters of an interface are written at the end of the file, as
-//! last received.
+//! Each interface of each stream is an interface of the file. The block of a packet changes only in the number of its
+//! interface. The counters of an interface are written at the end of the file, as last received.
 
 use std::collections::BTreeMap;
 
 use crate::{
-    blocks::{Description, Packet, Statistics},
+    blocks::Packet,
     merge::StreamId,
-    pcapng::{self, Interface, InterfaceId, Section, Writer},
+    pcapng::{Interface, InterfaceId, Section, Statistics, Writer},
 };
 
 /// The interfaces so far.
@@ -24,7 +23,6 @@ pub struct Combined {
 
 #[derive(Debug)]
 struct Counted {
-    id: InterfaceId,
     name: String,
     node: String,
     statistics: Option<Statistics>,
@@ -38,20 +36,12 @@ impl Combined {
         (Self { writer, streams: BTreeMap::new(), interfaces: Vec::new() }, out)
     }
 
-    /// Adds the next interface of a node's stream, and appends its description.
-    pub fn interface(&mut self, stream: StreamId, node: &str, of: &Description, out: &mut Vec<u8>) {
-        let interface = Interface {
-            snaplen: 0,
-            name: Some(&of.name),
-            description: of.description.as_deref(),
-            filter: of.filter.as_deref(),
-            hardware: Some(node),
-            comment: of.comment.as_deref(),
-        };
-        let id = self.writer.interface(out, &interface);
+    /// Adds the next interface of a stream, and appends its description. Its hardware is the node.
+    pub fn interface(&mut self, stream: StreamId, of: Interface, out: &mut Vec<u8>) {
+        let id = self.writer.interface(out, &of);
         self.streams.entry(stream).or_default().push(id);
-        let (name, node) = (of.name.clone(), node.to_owned());
-        self.interfaces.push(Counted { id, name, node, statistics: None });
+        let node = of.hardware.unwrap_or_default();
+        self.interfaces.push(Counted { name: of.name, node, statistics: None });
     }
 
     /// The block of a packet, for the file. `None`: the stream has not described its interface.
@@ -62,9 +52,9 @@ impl Combined {
 
     /// Notes the counters of an interface.
     pub fn statistics(&mut self, stream: StreamId, statistics: Statistics) {
-        let id = self.id(stream, statistics.interface);
-        if let Some(counted) = id.and_then(|id| self.interfaces.get_mut(id.number() as usize)) {
-            counted.statistics = Some(statistics);
+        let Some(interface) = self.id(stream, statistics.interface.number()) else { return };
+        if let Some(counted) = self.interfaces.get_mut(interface.number() as usize) {
+            counted.statistics = Some(Statistics { interface, ..statistics });
         }
     }
 
@@ -74,30 +64,22 @@ impl Combined {
 
     /// Ends the file: appends all counters. Returns the summary for the user, for `packets` packets from `nodes` nodes,
     /// and whether it has the counters of all interfaces. `now_ns` is ns since the epoch.
-    pub fn end(&self, now_ns: u64, packets: u64, nodes: usize, out: &mut Vec<u8>) -> (Vec<String>, bool) {
+    pub fn end(&mut self, now_ns: u64, packets: u64, nodes: usize, out: &mut Vec<u8>) -> (Vec<String>, bool) {
         let (mut missing, mut uncounted, mut sums) = (Vec::new(), Vec::new(), [0_u64, 0]);
-        for Counted { id, name, node, statistics } in &self.interfaces {
+        for Counted { name, node, statistics } in &mut self.interfaces {
             let about = |what: String| format!("{name} on node {node}: {what}");
             let Some(of) = statistics else {
                 uncounted.push(about("the number of missing packets is unknown".to_owned()));
                 continue;
             };
-            let block = pcapng::Statistics {
-                interface: *id,
-                time_ns: if of.time_ns == 0 { now_ns } else { of.time_ns },
-                start_ns: of.start_ns,
-                end_ns: of.end_ns,
-                received: of.received,
-                dropped: of.lost,
-                accepted: None,
-                limited: of.limited,
-                comment: of.comment.as_deref(),
-            };
-            block.write(out);
+            if of.time_ns == 0 {
+                of.time_ns = now_ns;
+            }
+            of.write(out);
             missing.extend(of.comment.clone().map(about));
             let received = of.received.unwrap_or_default();
             let why = ["were lost", "were not copied because of a rate limit or a budget"];
-            for ((sum, of), why) in sums.iter_mut().zip([of.lost, of.limited]).zip(why) {
+            for ((sum, of), why) in sums.iter_mut().zip([of.dropped, of.limited]).zip(why) {
                 let count = of.unwrap_or_default();
                 *sum = sum.saturating_add(count);
                 if count > 0 {
@@ -138,20 +120,22 @@ mod tests {
     #[test]
     fn the_interfaces_of_all_streams_have_numbers_of_their_own() {
         let (mut combined, mut out) = Combined::begin(&Section::default());
-        let described = |name: &str| Description { name: name.into(), ..Description::default() };
-        combined.interface(1, "a", &described("shop/web eth0"), &mut out);
-        combined.interface(2, "b", &described("shop/db eth0"), &mut out);
-        combined.interface(1, "a", &described("shop/web eth1"), &mut out);
+        for (stream, node, name) in
+            [(1, "a", "shop/web eth0"), (2, "b", "shop/db eth0"), (1, "a", "shop/web eth1")]
+        {
+            let (name, hardware) = (name.to_owned(), Some(node.to_owned()));
+            combined.interface(stream, Interface { name, hardware, ..Interface::default() }, &mut out);
+        }
         assert_eq!(combined.packet(2, packet(1)), None, "it has one interface");
         for (stream, place, number) in [(1, 0, 0), (2, 0, 1), (1, 1, 2)] {
             let block = combined.packet(stream, packet(place)).unwrap_or_default();
             let Some(Block::Packet(found)) = all(&block).pop() else { unreachable!("{block:?}") };
             assert_eq!(found.interface, number);
         }
-        let counted = |interface, received, lost, limited| Statistics {
-            interface,
+        let counted = |interface, received, dropped, limited| Statistics {
+            interface: InterfaceId::at(interface),
             received: Some(received),
-            lost: Some(lost),
+            dropped: Some(dropped),
             limited,
             ..Statistics::default()
         };

@@ -41,10 +41,6 @@ const COMMENT: u16 = 1;
 /// The origin of a file. An absent field is not written.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Section<'a> {
-    /// The machine (`shb_hardware`).
-    pub hardware: Option<&'a str>,
-    /// Its operating system (`shb_os`).
-    pub os: Option<&'a str>,
     /// The program that writes the file (`shb_userappl`).
     pub application: Option<&'a str>,
     /// Free text.
@@ -52,25 +48,22 @@ pub struct Section<'a> {
 }
 
 /// An Ethernet interface where packets were captured. An absent text is not written.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Interface<'a> {
-    /// Maximum number of captured bytes of a packet. 0: no limit. A VLAN tag that was inserted after the capture makes
-    /// a packet longer, so the caller must add room for it.
-    pub snaplen: u32,
-    /// Its name (`if_name`).
-    pub name: Option<&'a str>,
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Interface {
+    /// Its name (`if_name`), such as `shop/web eth0`.
+    pub name: String,
     /// Its description (`if_description`).
-    pub description: Option<&'a str>,
+    pub description: Option<String>,
     /// The filter, in the language of tcpdump (`if_filter`).
-    pub filter: Option<&'a str>,
-    /// The device (`if_hardware`).
-    pub hardware: Option<&'a str>,
+    pub filter: Option<String>,
+    /// The device (`if_hardware`). In the stream of a server, it is the node.
+    pub hardware: Option<String>,
     /// Free text.
-    pub comment: Option<&'a str>,
+    pub comment: Option<String>,
 }
 
 /// An interface of the file: the index of its description block.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct InterfaceId(u32);
 
 impl InterfaceId {
@@ -107,15 +100,13 @@ pub struct Packet<'a> {
     pub len: u32,
     /// Its direction, if known.
     pub direction: Option<Direction>,
-    /// Number of packets of this interface that were lost since the previous one, if known (`epb_dropcount`).
-    pub lost: Option<u64>,
     /// Free text.
     pub comment: Option<&'a str>,
 }
 
 /// The counters of an interface since its capture began. An absent field is unknown.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Statistics<'a> {
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Statistics {
     /// The interface.
     pub interface: InterfaceId,
     /// Time at which the counters were read.
@@ -124,16 +115,14 @@ pub struct Statistics<'a> {
     pub start_ns: Option<u64>,
     /// Time at which the capture ended (`isb_endtime`).
     pub end_ns: Option<u64>,
-    /// Packets that were received (`isb_ifrecv`).
+    /// Packets that the capture matched, including those of the next two counters (`isb_ifrecv`).
     pub received: Option<u64>,
     /// Packets that were lost because there was no room (`isb_ifdrop`).
     pub dropped: Option<u64>,
-    /// Packets that the filter accepted (`isb_filteraccept`).
-    pub accepted: Option<u64>,
     /// Packets that the kernel left out because of a rate or a budget (`isb_osdrop`).
     pub limited: Option<u64>,
-    /// Free text.
-    pub comment: Option<&'a str>,
+    /// A text about what the packets lack.
+    pub comment: Option<String>,
 }
 
 /// Names of addresses. Each address should have one name in a block: of two, versions of Wireshark show different ones.
@@ -159,31 +148,32 @@ impl Writer {
             // Version 1.0, and a section of unknown length.
             number(out, [1, 0, 0, 0]);
             number(out, [0xff; 8]);
-            let texts = [(2, section.hardware), (3, section.os), (4, section.application)];
             options(out, |out| {
                 text(out, COMMENT, section.comment);
-                texts.into_iter().for_each(|(code, value)| text(out, code, value));
+                text(out, 4, section.application);
             });
         });
         Self { interfaces: 0 }
     }
 
     /// Adds an interface: appends its interface description block.
-    pub fn interface(&mut self, out: &mut Vec<u8>, interface: &Interface<'_>) -> InterfaceId {
+    pub fn interface(&mut self, out: &mut Vec<u8>, interface: &Interface) -> InterfaceId {
         block(out, 1, |out| {
             number(out, ETHERNET.to_le_bytes());
             number(out, [0, 0]);
-            number(out, interface.snaplen.to_le_bytes());
+            // No snap length, even of a session that has one: libpcap, and with it tcpdump and Suricata, refuses a file
+            // whose interfaces have different ones.
+            number(out, [0; 4]);
             options(out, |out| {
-                text(out, COMMENT, interface.comment);
-                text(out, 2, interface.name);
-                text(out, 3, interface.description);
+                text(out, COMMENT, interface.comment.as_deref());
+                text(out, 2, Some(&interface.name));
+                text(out, 3, interface.description.as_deref());
                 option(out, 9, &[&[NANOSECONDS]]);
-                if let Some(filter) = interface.filter {
+                if let Some(filter) = &interface.filter {
                     // 0: a filter in the language of libpcap.
                     option(out, 11, &[&[0], cut(filter, MAX_TEXT)]);
                 }
-                text(out, 15, interface.hardware);
+                text(out, 15, interface.hardware.as_deref());
             });
         });
         self.count()
@@ -218,20 +208,19 @@ impl Packet<'_> {
                     };
                     option(out, 2, &[&flags.to_le_bytes()]);
                 }
-                counter(out, 4, self.lost);
             });
         });
     }
 }
 
-impl Statistics<'_> {
+impl Statistics {
     /// Appends the counters: an interface statistics block.
     pub fn write(&self, out: &mut Vec<u8>) {
         block(out, 5, |out| {
             number(out, self.interface.0.to_le_bytes());
             number(out, time(self.time_ns));
             options(out, |out| {
-                text(out, COMMENT, self.comment);
+                text(out, COMMENT, self.comment.as_deref());
                 for (code, time_ns) in [(2, self.start_ns), (3, self.end_ns)] {
                     if let Some(time_ns) = time_ns {
                         option(out, code, &[&time(time_ns)]);
@@ -239,7 +228,6 @@ impl Statistics<'_> {
                 }
                 counter(out, 4, self.received);
                 counter(out, 5, self.dropped);
-                counter(out, 6, self.accepted);
                 counter(out, 7, self.limited);
             });
         });

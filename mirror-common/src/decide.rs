@@ -100,8 +100,6 @@ pub trait Kernel {
     fn is_still_copied(&mut self, packet: Packet) -> bool;
     /// Notes the identity of a packet that was copied at this hook.
     fn note_copy(&mut self, packet: Packet);
-    /// Counts a packet that was copied in a form although its mark had that form already.
-    fn count_again(&mut self);
     /// Counts the packet for a session. `removed`: the bytes of the packet that its copy lacks; 0 without a copy.
     fn count(&mut self, session: &Session, direction: Direction, verdict: Verdict, removed: u32);
     /// 0, in a form that the kernel's verifier does not treat as a constant. Added to a number with few values, it
@@ -120,9 +118,8 @@ pub fn mirror<K: Kernel>(kernel: &mut K, packet: Packet, tap: &Tap) {
         return;
     }
     let before = packet.tc_index;
+    let packet = marks::standing(kernel, packet, tap.kind().leaves_pod(packet.hook));
     // Numbers that outlive the loop over the sessions are unknown to the verifier, see `Kernel::zero`.
-    let leaves_pod = tap.kind().leaves_pod(packet.hook) as u32 | zero;
-    let packet = marks::standing(kernel, packet, leaves_pod != 0);
     let standing = marks::forms(packet.tc_index) | zero;
     // One bit for each session, by its index.
     let mut copies = Copies { forms: standing as u64, sessions: zero as u64 };
@@ -145,9 +142,6 @@ pub fn mirror<K: Kernel>(kernel: &mut K, packet: Packet, tap: &Tap) {
     // A packet with a valid mark keeps the identity that the first hook noted.
     if standing == 0 && forms != 0 {
         kernel.note_copy(packet);
-        if leaves_pod == 0 && marks::forms(before) & forms != 0 {
-            kernel.count_again();
-        }
     }
     let after = marks::with_forms(packet.tc_index, forms);
     if after != before && tap.flags & TAP_CAPTURES_ONLY == 0 {

@@ -12,7 +12,7 @@ pub use pcap_filter::{FilterError, Program, classic, differs_on_segments, fields
 /// The program gives the same answers as libpcap's unoptimised program, also on truncated frames.
 pub fn compile(text: &str) -> Result<Program, FilterError> {
     let program = pcap_filter::compile(text)?;
-    match ebpf::translate(&program, ebpf::Access::Direct) {
+    match ebpf::translate(&program) {
         Some(_) => Ok(program),
         None => Err(FilterError::too_large(text)),
     }

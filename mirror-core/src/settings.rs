@@ -18,7 +18,7 @@ use mirror_common::limit::Limits;
 use crate::filter::ebpf::{self, Insn};
 
 pub use self::{
-    descriptor::{FILTER, KEYS, SETTINGS, Setting, Settings},
+    descriptor::{FILTER, SETTINGS, Setting, Settings},
     values::{
         DEFAULT_BURST, MAX_BITS_PER_SECOND, MAX_BURST, MAX_PACKETS_PER_SECOND, MAX_SNAPLEN, MIN_BURST,
         MIN_SNAPLEN, parse_burst, parse_bytes, parse_duration, parse_filter, parse_packets, parse_quantity,
@@ -124,7 +124,7 @@ pub struct SettingError {
 }
 
 impl Settings {
-    /// Sets the setting `key`, one of [`KEYS`].
+    /// Sets the setting with this key.
     pub fn set(&mut self, key: &'static str, value: &str) -> Result<(), SettingError> {
         self.set_with(key, value, parse_filter)
     }

@@ -2,7 +2,7 @@
 //! pod; and the reports about its pods, as the API of packets shows them.
 //!
 //! The types are a public interface: fields are added, but never renamed. The agent fills them from the pinned maps and
-//! from its notes. A program on another machine parses the JSON into the same types and prints the same table.
+//! from its notes.
 
 mod explain;
 mod report;
@@ -14,7 +14,6 @@ use mirror_common::verdict::{Misfit, Verdict};
 use serde::{Deserialize, Serialize};
 
 pub use self::{
-    explain::runbooks,
     report::{MirrorReport, NicReport, PodMetadata, PodReport, Rates, Traffic},
     table::{columns, printable},
 };
@@ -28,7 +27,7 @@ pub const LOSSES: [Verdict; 5] =
     [Verdict::TargetDown, Verdict::Congested, Verdict::Failed, Verdict::Uncut, Verdict::Lost];
 
 /// The status of a node.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct NodeStatus {
     /// Version of the agent that answered.
     pub version: String,
@@ -43,13 +42,12 @@ pub struct NodeStatus {
 }
 
 /// A target.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct TargetStatus {
     /// Its name.
     pub name: String,
     /// The destination that the administrator configured: a device, as in `ids0`; a pod, as in `pod:security/suricata`;
     /// a tunnel, as in `vxlan:10.9.0.5:4789/vni=77`; or `stream`. Empty for the stream of a capture.
-    #[serde(default)]
     pub destination: String,
     /// The device that the copies are sent to: the mirror interface, the node side of a pod's veth, or a tunnel device.
     /// Empty for a stream, and while there is no device.
@@ -59,26 +57,22 @@ pub struct TargetStatus {
     /// Whether the target accepts copies.
     pub up: bool,
     /// Whether copies go to a program that reads a ring buffer, not to a device.
-    #[serde(default)]
     pub stream: bool,
     /// Frames that the device accepted but did not send since it was created, including those of other software.
     /// `None`: there is no device.
-    #[serde(default)]
     pub dropped: Option<u64>,
     /// Whether copies are made only while a packet socket reads the device (`--when-read`).
-    #[serde(default)]
     pub when_read: bool,
 }
 
 /// A tap.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct TapStatus {
     /// ifindex of the tapped device.
     pub ifindex: u32,
     /// Its name.
     pub device: String,
     /// Whether the device is inside the pod: the NIC itself. Index and name are then those of the pod's namespace.
-    #[serde(default)]
     pub inside: bool,
     /// The pod. `None`: an interface that the user named.
     pub pod: Option<PodId>,
@@ -86,19 +80,17 @@ pub struct TapStatus {
     pub nic: String,
     /// The network of the NIC, from the pod's annotation `k8s.v1.cni.cncf.io/network-status`. `None`: the annotation
     /// does not contain it.
-    #[serde(default)]
     pub network: Option<String>,
     /// How podmirror's programs are attached to the hooks.
     pub attached: AttachedStatus,
     /// The NIC inside the pod, if ingress is seen there. `None`: the tapped device sees both directions.
-    #[serde(default)]
     pub pod_side: Option<PodSideStatus>,
     /// Its sessions.
     pub sessions: Vec<SessionStatus>,
 }
 
 /// A mirror at one tap.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct SessionStatus {
     /// The mirror.
     pub mirror: String,
@@ -117,17 +109,15 @@ pub struct SessionStatus {
     /// The used-up budget that has ended the session.
     pub ended: Option<String>,
     /// The remaining budgets.
-    #[serde(default)]
     pub left: LeftStatus,
     /// The counters that are not zero.
     pub counters: Vec<CounterStatus>,
     /// The copies that differ from the request, if there are any.
-    #[serde(default)]
     pub misfits: Vec<MisfitStatus>,
 }
 
 /// The remaining budgets of a session. `None`: no such budget.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct LeftStatus {
     /// Seconds.
     pub duration: Option<f64>,
@@ -145,7 +135,7 @@ impl From<Budget> for LeftStatus {
 }
 
 /// The NIC inside a pod, if a tap on the node side of its veth sees ingress there.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct PodSideStatus {
     /// ifindex of the NIC, in the pod's namespace.
     pub ifindex: u32,
@@ -155,7 +145,7 @@ pub struct PodSideStatus {
 
 /// How podmirror's program is attached to each tc hook: `tcx`, `netkit`, `clsact`, `none`, or `unknown` if the hook
 /// cannot be read.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct AttachedStatus {
     /// The ingress hook of the device.
     pub ingress: String,
@@ -177,7 +167,7 @@ impl Default for AttachedStatus {
 }
 
 /// The number of a session's packets with one result in one direction.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct CounterStatus {
     /// The direction, seen from the pod.
     pub direction: String,
@@ -190,7 +180,7 @@ pub struct CounterStatus {
 }
 
 /// Copies of a session in one direction that differ from the request.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct MisfitStatus {
     /// The direction, seen from the pod.
     pub direction: String,
@@ -291,7 +281,8 @@ pub struct KnownPod {
     pub not_asked: Option<Finding>,
 }
 
-/// Why something is not mirrored, or not as requested.
+/// Why something is not mirrored, or not as requested. For the API of packets, an agent also reports with an empty reason
+/// that packets are read.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Finding {

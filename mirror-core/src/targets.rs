@@ -31,21 +31,6 @@ pub struct Targets {
     pub refused: BTreeMap<TargetName, String>,
 }
 
-/// The state of a MirrorTarget on this node. One that is neither refused nor down accepts copies.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct TargetState {
-    /// `metadata.name`.
-    pub name: TargetName,
-    /// `metadata.uid`.
-    pub uid: String,
-    /// The generation of its `spec`.
-    pub generation: i64,
-    /// Why it is not a target of the node.
-    pub refused: Option<String>,
-    /// Why it does not accept copies now.
-    pub down: Option<String>,
-}
-
 /// The targets of a node until there is a list of pods: those of the flags, and those that an earlier agent installed,
 /// which can come from MirrorTargets.
 pub fn until_listed<'a>(
@@ -135,22 +120,20 @@ pub fn down<'k>(
     present.iter().filter_map(|(name, target)| Some((name.clone(), why(name, target)?))).collect()
 }
 
-/// The state of each MirrorTarget on the node, in the order of names. `present`: the targets of the node. `down`: the
-/// result of [`down`]. A resource that is neither present nor refused nor down is newer than these lists, and is left
-/// out.
+/// The MirrorTargets that the node has or refuses, in the order of names; a refused one with the reason instead of its
+/// destination. `present`: the targets of the node. A resource that is newer than these lists is left out.
 pub fn states(
     resources: &[TargetResource],
     refused: &BTreeMap<TargetName, String>,
     present: &BTreeMap<TargetName, Target>,
-    down: &BTreeMap<TargetName, String>,
-) -> Vec<TargetState> {
-    let state = |TargetResource { name, uid, generation, .. }: &TargetResource| {
-        let refused = refused.get(name).cloned();
-        // A target of the flags can have the name of a refused one.
-        let down = down.get(name).filter(|_| refused.is_none()).cloned();
-        let is_known = refused.is_some() || down.is_some() || present.contains_key(name);
-        let (name, uid) = (name.clone(), uid.clone());
-        is_known.then_some(TargetState { name, uid, generation: *generation, refused, down })
+) -> Vec<TargetResource> {
+    let state = |resource: &TargetResource| {
+        let destination = match refused.get(&resource.name) {
+            Some(why) => Err(why.clone()),
+            None if present.contains_key(&resource.name) => resource.destination.clone(),
+            None => return None,
+        };
+        Some(TargetResource { destination, ..resource.clone() })
     };
     let mut states: Vec<_> = resources.iter().filter_map(state).collect();
     states.sort_by(|one, other| one.name.cmp(&other.name));

@@ -6,7 +6,7 @@ use core::mem::MaybeUninit;
 
 use aya_ebpf::{
     bindings::__sk_buff,
-    btf_maps::{Array, PerCpuArray},
+    btf_maps::Array,
     helpers::{bpf_jiffies64, bpf_skb_load_bytes},
     macros::btf_map,
 };
@@ -20,10 +20,6 @@ use crate::netns;
 /// The last copies, by identity. Taps write only changes, so in a steady flow the CPUs share the cache line.
 #[btf_map(pin_by_name)]
 static COPIES: Array<u64, { SLOTS as usize }> = Array::new();
-
-/// Number of packets that were copied in a form although their mark had that form already.
-#[btf_map(pin_by_name)]
-static COPIED_AGAIN: PerCpuArray<u64, 1> = PerCpuArray::new();
 
 /// Bytes of an Ethernet header. Devices without one are not tapped.
 const ETHERNET: u32 = 14;
@@ -42,14 +38,6 @@ pub(crate) fn is_still_copied(skb: *mut __sk_buff, hook: Hook) -> bool {
 #[inline(always)]
 pub(crate) fn note(skb: *mut __sk_buff, hook: Hook) {
     look(skb, NOTE | hook as u32);
-}
-
-#[inline(always)]
-pub(crate) fn count_again() {
-    if let Some(count) = COPIED_AGAIN.get_ptr_mut(0) {
-        // SAFETY: the element belongs to this CPU, and tc runs with softirqs disabled.
-        unsafe { *count += 1 };
-    }
 }
 
 /// Compares the packet with the last copy of its identity, or notes it. `how`: [`COMPARE`] or [`NOTE`], and the hook.

@@ -219,11 +219,6 @@ impl Kernel for Skb {
     }
 
     #[inline(always)]
-    fn count_again(&mut self) {
-        copies::count_again();
-    }
-
-    #[inline(always)]
     fn count(&mut self, session: &Session, direction: Direction, verdict: Verdict, removed: u32) {
         let Some(counters) = COUNTERS.get_ptr_mut(session.id) else { return };
         // The verifier must see the mask: it does not know the compiler's range analysis.

@@ -1,8 +1,7 @@
-//! `cargo xtask gen`: writes the files that are generated and committed, so that users need none of the project's
-//! tools: the CRDs, the rendered manifest of the chart and its README, the agent's reference of flags and annotations, and
-//! the runbooks.
+//! `cargo xtask gen`: writes the files that are generated and committed, so that users need none of the project's tools.
 //!
-//! `lint` compares them.
+//! Of the code: the CRDs, the reference of flags and annotations, and the runbooks. The level unit compares them. Of the
+//! chart: its rendered manifest and its README. `lint` compares them.
 
 use std::{fs, path::Path};
 
@@ -10,9 +9,8 @@ use anyhow::{Context as _, Result, ensure};
 
 use crate::{
     chart,
-    process::{Run as _, command, step},
-    tools,
-    workspace::{self, AGENT, tested},
+    process::{Run as _, step},
+    tools, workspace,
 };
 
 /// The text before the rendered chart. It creates the namespace, as Helm does with `--create-namespace`.
@@ -20,51 +18,27 @@ const HEAD: &str = include_str!("../chart/head.yaml");
 
 /// Writes the files.
 pub(crate) fn run() -> Result<()> {
+    tools::stable()?;
+    tools::bpf()?;
+    step("writing the CRDs, the reference, and the runbooks");
+    let mut tests = workspace::members("test");
+    tests.env("PODMIRROR_WRITE_GENERATED", "1").args(["--lib", "--", "up_to_date"]).run()?;
     // The chart contains the CRDs.
-    for (file, text) in printed()? {
-        write(file, &text)?;
+    for (file, text) in of_chart()? {
+        step(&format!("writing {file}"));
+        fs::write(workspace::root().join(file), text).context(file)?;
     }
-    of_chart()?.iter().try_for_each(|(file, text)| write(file, text))
+    Ok(())
 }
 
 /// Fails if what is made of the chart is not up to date.
 pub(crate) fn check() -> Result<()> {
     step("generated files");
-    are_up_to_date(&of_chart()?)
-}
-
-/// Fails if a file that the agent prints is not up to date. Needs no Go, but builds the agent.
-pub(crate) fn check_printed() -> Result<()> {
-    step("what the agent prints: the reference, the runbooks, and the CRDs");
-    are_up_to_date(&printed()?)
-}
-
-fn are_up_to_date(files: &[(&str, String)]) -> Result<()> {
-    for (file, text) in files {
-        let is_up_to_date = fs::read_to_string(workspace::root().join(file)).is_ok_and(|old| old == *text);
+    for (file, text) in of_chart()? {
+        let is_up_to_date = fs::read_to_string(workspace::root().join(file)).is_ok_and(|old| old == text);
         ensure!(is_up_to_date, "{file} is not up to date: `cargo xtask gen` writes it");
     }
     Ok(())
-}
-
-fn write(file: &str, text: &str) -> Result<()> {
-    step(&format!("writing {file}"));
-    let path = workspace::root().join(file);
-    fs::write(&path, text).with_context(|| path.display().to_string())
-}
-
-/// The files that the built agent prints. xtask does not depend on the agent's crate, because xtask also builds with
-/// older versions of Rust.
-fn printed() -> Result<[(&'static str, String); 3]> {
-    tools::stable()?;
-    tools::bpf()?;
-    let agent = tested("demo", AGENT)?;
-    let printed = |word: &str| command(&agent).arg(word).read();
-    Ok([
-        ("docs/reference.md", printed("reference")?),
-        ("docs/runbooks.md", printed("runbooks")?),
-        ("deploy/chart/files/crds.yaml", printed("crds")?),
-    ])
 }
 
 /// The files that helm and helm-docs make of the chart.

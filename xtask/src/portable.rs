@@ -28,7 +28,7 @@ pub(crate) const PLATFORMS: [(&str, &str); 5] = [
 ];
 
 /// The profile of programs for users.
-pub(crate) const RELEASE: &str = "dist";
+pub(crate) const RELEASE: &str = "users";
 /// The profile of the image that tests install. The build takes a fraction of the time, and the program is larger and
 /// slower.
 pub(crate) const TEST: &str = "test-image";

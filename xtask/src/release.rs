@@ -2,8 +2,9 @@
 //! the plugin with the manifest for Krew, bills of materials, and SHA256SUMS. With `--push` it publishes the image and the
 //! chart, and signs.
 //!
-//! A commit has the same bytes each time, with the same registry: the files contain no path, no name of a machine, and
-//! no time but that of the commit. Signatures and the provenance differ, and are not in SHA256SUMS.
+//! The same programs give the same files for a registry; on one system with the same tools, so does a commit: the files
+//! contain no path, no name of a machine, and no time but that of the commit. Signatures and the provenance differ, and
+//! are not in SHA256SUMS.
 
 mod crates;
 mod plugin;
@@ -23,7 +24,7 @@ use crate::{
     generate, image,
     layout::Layout,
     portable,
-    process::{Run as _, command, step},
+    process::{Run as _, command, is_ci, step},
     tools, workspace,
 };
 
@@ -65,16 +66,21 @@ impl Artefact {
 pub(crate) fn run(args: ReleaseArgs) -> Result<()> {
     let ReleaseArgs { push, key, output } = args;
     let registry = push.clone().map_or_else(registry, Ok)?;
+    let commit = git(&["describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"])?;
+    // Tests sign with a key, for a registry of their own.
+    ensure!(push.is_none() || key.is_some() || !commit.ends_with("-dirty"), "commit the changes first");
     let usual = workspace::root().join("target/dist");
     if output.is_none() && usual.exists() {
         fs::remove_dir_all(&usual).with_context(|| usual.display().to_string())?;
     }
     let output = output.unwrap_or(usual);
+    // cargo can have another directory.
+    fs::create_dir_all(workspace::root().join("target"))?;
     fs::create_dir(&output).with_context(|| output.display().to_string())?;
-    let commit = git(&["describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"])?;
     let time = git(&["log", "-1", "--date=format-local:%Y-%m-%dT%H:%M:%SZ", "--format=%cd"])?;
 
     step("the crates in the programs");
+    tools::stable()?;
     let crates = Crates::read()?;
     let licences = crates.licences()?;
     crates.write_bills(&output, &time)?;
@@ -84,13 +90,11 @@ pub(crate) fn run(args: ReleaseArgs) -> Result<()> {
     // Helm runs in another directory.
     let manifest = generate::manifest(&package.canonicalize()?)?;
     fs::write(package.with_extension("yaml"), manifest)?;
-    plugin::write(&output, &licences)?;
+    plugin::write(&output, &licences, push.is_some() || is_ci())?;
     let artefacts = [image, chart];
     let pinned = artefacts.each_ref().map(Artefact::pinned).join("\n") + "\n";
     fs::write(output.join("images.txt"), &pinned)?;
-    let mut sums = command("sh");
-    sums.args(["-c", "sha256sum -- *"]).env("LC_ALL", "C").current_dir(&output);
-    let sums = sums.read()?;
+    let sums = command("sh").args(["-c", "sha256sum -- *"]).env("LC_ALL", "C").current_dir(&output).read()?;
     fs::write(output.join("SHA256SUMS"), &sums)?;
     step(&format!("the release {VERSION} of {commit}: {}", output.display()));
     print!("{sums}{pinned}");
@@ -110,8 +114,7 @@ fn registry() -> Result<String> {
 
 /// What git prints, with times in UTC.
 fn git(arguments: &[&str]) -> Result<String> {
-    let mut git = command("git");
-    let text = git.args(arguments).env("TZ", "UTC").current_dir(workspace::root()).read()?;
+    let text = command("git").args(arguments).env("TZ", "UTC").current_dir(workspace::root()).read()?;
     Ok(text.trim_end().to_owned())
 }
 
@@ -177,8 +180,8 @@ fn with_image(mut values: String, registry: &str, digest: &str) -> Result<String
     Ok(values)
 }
 
-/// Pushes the artefacts, and signs them by their digests, and SHA256SUMS. crane and cosign find the credential where
-/// `docker login` has stored it.
+/// Pushes the artefacts, and signs them by their digests, and SHA256SUMS. It replaces no other artefact of this version.
+/// crane and cosign find the credential where `docker login` has stored it.
 fn publish(files: &Path, artefacts: &[Artefact; 2], commit: &str, key: Option<&Path>) -> Result<()> {
     let cosign = |arguments: &[&str]| {
         let mut cosign = tools::cosign()?;
@@ -189,6 +192,13 @@ fn publish(files: &Path, artefacts: &[Artefact; 2], commit: &str, key: Option<&P
         }
         cosign.run()
     };
+    for Artefact { reference, digest, .. } in artefacts {
+        // crane prints none for a new version, or if the registry cannot be reached, where the push fails too.
+        let published = tools::crane()?.args(["digest", reference]).output().context("crane")?.stdout;
+        let published = String::from_utf8_lossy(&published);
+        let published = published.trim_end();
+        ensure!(["", digest].contains(&published), "{reference} is published already, as {published}");
+    }
     let path = |name: &str| files.join(name).display().to_string();
     fs::write(path("provenance.json"), provenance(artefacts, commit).to_string())?;
     let provenance = ("slsaprovenance1", "provenance.json".to_owned());
@@ -247,6 +257,7 @@ mod tests {
         let registry = registry().unwrap();
         let charts = format!("{registry}/charts/podmirror");
         let workflow = format!(r"'^{}/\.github/workflows/release\.yaml", REPOSITORY.replace('.', r"\."));
+        let page = format!("{REPOSITORY}/releases/download/v{VERSION}/");
         // A part of each name, and all names with this part.
         let names = [
             (
@@ -261,9 +272,9 @@ mod tests {
                 ],
             ),
             ("/mirror-agent:", vec![format!("/mirror-agent:{VERSION}")]),
-            ("/releases/download/", vec![format!("{REPOSITORY}/releases/download/v{VERSION}/")]),
+            ("/releases/download/", vec![page.clone()]),
             ("@refs/tags/", vec![format!("{workflow}@refs/tags/v')")]),
-            ("apply -f podmirror-", vec![format!("apply -f podmirror-{VERSION}.yaml`")]),
+            ("apply -f https", vec![format!("apply -f {page}podmirror-{VERSION}.yaml`")]),
             ("\nversion: ", vec![format!("\nversion: {VERSION}\n")]),
             ("\nappVersion: ", vec![format!("\nappVersion: {VERSION}\n")]),
             ("\nhome: ", vec![format!("\nhome: {}\n", env!("CARGO_PKG_HOMEPAGE"))]),

@@ -146,8 +146,7 @@ fn a_capture_is_a_tail() {
         let cli = tail(&[&["--namespace", "shop", "--workload", workload], &filter[..]].concat());
         let Ok(Cli { command: Command::Tail(args), connection }) = cli else { panic!("{workload}") };
         assert_eq!(args.which.objects, objects, "{workload}");
-        let selector = args.which.selector.as_ref().map(|labels| labels.0.clone());
-        assert_eq!(selector, labels.map(|text| labels::parse(text).unwrap().0), "{workload}");
+        assert_eq!(args.which.selector, labels.map(|text| labels::parse(text).unwrap()), "{workload}");
         assert_eq!(args.settings().unwrap().filter.as_deref(), Some("tcp port 80"));
         assert_eq!((&*args.write, args.duration), (Path::new("/tmp/fifo"), Duration::from_secs(86_400)));
         assert_eq!(connection.context.as_deref(), Some("kind-a"));

@@ -139,7 +139,7 @@ async fn pass_on(
 mod tests {
     #![expect(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
-    use mirror_api::labels::{self, Labels};
+    use mirror_api::labels;
     use mirror_core::settings::{parse_duration, parse_filter, parse_snaplen};
     use proptest::prelude::*;
 
@@ -155,7 +155,7 @@ mod tests {
     /// The requests as pairs of keys and values.
     fn requests(words: &[&str]) -> Vec<String> {
         let args = tail(words);
-        let labels = args.which.selector.clone().map(|Labels(labels)| labels).unwrap_or_default();
+        let labels = args.which.selector.clone().unwrap_or_default();
         let pods = args.which.workloads().unwrap().into_iter().map(|pod| pod.name).collect::<Vec<_>>();
         let selection = Selection { labels, pods: (!pods.is_empty()).then_some(pods) };
         let pair = |(key, value): &(&str, String)| format!("{key}={value}");
@@ -188,9 +188,9 @@ mod tests {
             let (length, since) = (snaplen.to_string(), format!("{seconds}s"));
             let filter = format!("tcp port {port}");
             let words = ["-l", &labels, "--snaplen", &length, "--since", &since, "--", &filter];
-            let all = all(&tail(&words), &Selection { labels: labels::parse(&labels).unwrap().0, pods: None }).unwrap();
+            let all = all(&tail(&words), &Selection { labels: labels::parse(&labels).unwrap(), pods: None }).unwrap();
             let value = |key: &str| all[0].parameters.iter().find(|(of, _)| *of == key).unwrap().1.as_str();
-            let selector = |text: &str| Selector::try_from(labels::parse(text).unwrap().0).unwrap();
+            let selector = |text: &str| Selector::try_from(labels::parse(text).unwrap()).unwrap();
             prop_assert_eq!(selector(value("labelSelector")), selector(&labels));
             prop_assert_eq!(parse_filter(value("filter")).unwrap().text, filter);
             prop_assert_eq!(parse_snaplen(value("snapLength")).unwrap(), snaplen);

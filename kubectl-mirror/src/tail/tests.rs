@@ -12,7 +12,7 @@ use http::{Request, Response};
 use kube::{Client, client::Body};
 use mirror_capture::{
     blocks::Blocks,
-    pcapng::{Interface, InterfaceId, Packet, Statistics, Writer},
+    pcapng::{Interface, Packet, Statistics, Writer},
 };
 use serde_json::json;
 use tower::service_fn;
@@ -25,12 +25,11 @@ fn stream(pod: &str, times_ns: &[u64], messages: &[&str]) -> (u16, Vec<u8>) {
     let mut out = Vec::new();
     let mut writer = Writer::begin(&mut out, &Section::default());
     if !times_ns.is_empty() {
-        let (name, hardware) = (Some(pod), Some("node-a"));
+        let (name, hardware) = (pod.to_owned(), Some("node-a".to_owned()));
         let interface = writer.interface(&mut out, &Interface { name, hardware, ..Interface::default() });
         for time_ns in times_ns {
             let (time_ns, bytes, len) = (*time_ns, &[7][..], 1);
-            Packet { interface, time_ns, bytes, len, direction: None, lost: None, comment: None }
-                .write(&mut out);
+            Packet { interface, time_ns, bytes, len, direction: None, comment: None }.write(&mut out);
         }
     }
     for message in messages {
@@ -213,21 +212,8 @@ async fn the_past_of_several_pods_is_in_order_and_complete_or_not() {
     for (messages, code) in cases {
         let answer = move |_, _: &str| {
             let (status, mut bytes) = stream("shop/web eth0", &[1], messages);
-            let interface = InterfaceId::at(0);
-            let (time_ns, received, dropped) = (1, Some(1), Some(0));
-            let (start_ns, end_ns, accepted, limited, comment) = (None, None, None, None, None);
-            Statistics {
-                interface,
-                time_ns,
-                start_ns,
-                end_ns,
-                received,
-                dropped,
-                accepted,
-                limited,
-                comment,
-            }
-            .write(&mut bytes);
+            Statistics { time_ns: 1, received: Some(1), dropped: Some(0), ..Statistics::default() }
+                .write(&mut bytes);
             (Duration::ZERO, (status, bytes))
         };
         let done = run("-l= --since 1m --no-follow", answer).await;

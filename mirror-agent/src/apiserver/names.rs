@@ -76,9 +76,8 @@ pub(super) async fn nodes_of(agents: &AgentOptions, client: &Client) -> Result<B
     let AgentOptions { namespace, service_account } = agents;
     let kind = ApiResource::erase::<Pod>(&());
     let pods: Api<Object<Spec, Status>> = Api::namespaced_with(client.clone(), namespace, &kind);
-    // A pod that has ended, as of `helm test`, is no agent.
-    let fields =
-        format!("spec.serviceAccountName={service_account},status.phase!=Succeeded,status.phase!=Failed");
+    // Another pod has no recorder: it has not started yet, or it has ended, such as that of `helm test`.
+    let fields = format!("spec.serviceAccountName={service_account},status.phase=Running");
     let mut events = pin!(watcher(pods, Config::default().fields(&fields).page_size(PAGE)));
     let mut nodes = BTreeSet::new();
     while let Some(event) = events.try_next().await.map_err(|error| mirror_client::in_words(&error))? {

@@ -10,8 +10,7 @@ use std::{borrow::Cow, collections::BTreeMap, time::Duration};
 use http::{Method, Uri};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use mirror_api::{
-    Direction, SettingsSpec,
-    labels::{self, Labels},
+    Direction, SettingsSpec, labels,
     packets::{GROUP, ReadOf, ReadRequest, VERSION},
 };
 use mirror_core::{
@@ -53,10 +52,6 @@ pub enum Open {
     Versions,
     /// The resources of the version.
     Resources,
-    /// Whether the server runs.
-    Live,
-    /// Whether the server can serve requests.
-    Ready,
 }
 
 /// A request for packets.
@@ -208,8 +203,6 @@ pub fn parse(method: &Method, uri: &Uri) -> Result<Query, Refusal> {
         ["", "apis"] => Some(Open::Groups),
         ["", "apis", GROUP] => Some(Open::Versions),
         ["", "apis", GROUP, VERSION] => Some(Open::Resources),
-        ["", "healthz" | "livez"] => Some(Open::Live),
-        ["", "readyz"] => Some(Open::Ready),
         _ => None,
     };
     if let Some(open) = open {
@@ -219,7 +212,7 @@ pub fn parse(method: &Method, uri: &Uri) -> Result<Query, Refusal> {
     let mut scope = Scope::at(&segments).ok_or_else(missing)?;
     let values = Values::read(query, scope.parameters())?;
     scope.name = values.get("fieldSelector", only_name)?.or(scope.name);
-    let labels = values.get("labelSelector", labels::parse)?.map(|Labels(labels)| labels).unwrap_or_default();
+    let labels = values.get("labelSelector", labels::parse)?.unwrap_or_default();
     if scope.verb == "watch" { packets(scope, labels, &values) } else { reports(scope, labels, &values) }
 }
 

@@ -58,12 +58,9 @@ const MOST_EXPLANATION: usize = 64 << 10;
 const MOST_MESSAGE: usize = 4 << 10;
 /// Maximum number of nodes whose missing answers are explained.
 const MOST_WARNINGS: usize = 20;
-/// The columns of the table. kubectl shows the first [`NARROW`] of them, and all with `-o wide`. Those after the first
-/// [`UNMEASURED`] are rates.
-const COLUMNS: &str = "Name NIC Node Mirrors Ingress Egress Copied Lost Device For Message \
-    Ingress/s Bytes/s Egress/s Bytes/s Copied/s Bytes/s Lost/s";
+/// The columns of the table. kubectl shows the first [`NARROW`] of them, and all with `-o wide`. kubectl cannot request rates.
+const COLUMNS: &str = "Name NIC Node Mirrors Ingress Egress Copied Lost Device For Message";
 const NARROW: usize = 8;
-const UNMEASURED: usize = 11;
 /// The state of a direction that needs no reason.
 const COVERED: &str = "Covered";
 
@@ -103,11 +100,10 @@ pub async fn serve(
     let mut answer = Answer {
         pods,
         is_table: accept.is_some_and(|accept| accept.contains("as=Table")),
-        has_rates: reports.interval.is_some(),
         bytes: 0,
         parts: BTreeMap::new(),
     };
-    let at_a_time = if answer.has_rates { MEASURING_NODES } else { NODES };
+    let at_a_time = if reports.interval.is_some() { MEASURING_NODES } else { NODES };
     let mut answers = stream::iter(nodes).map(ask).buffer_unordered(at_a_time);
     while let Some((node, reports)) = answers.next().await {
         match reports {
@@ -201,7 +197,6 @@ async fn pods(client: Client, reports: &Reports) -> Result<Pods, Refusal> {
 struct Answer {
     pods: Pods,
     is_table: bool,
-    has_rates: bool,
     /// The length of the parts.
     bytes: usize,
     /// The report about each pod, as JSON: the object, or the rows of the table.
@@ -218,7 +213,7 @@ impl Answer {
         }
         bound(&mut report);
         node.clone_into(&mut report.node);
-        let part = if self.is_table { rows(&report, self.has_rates) } else { object(&report).to_string() };
+        let part = if self.is_table { rows(&report) } else { object(&report).to_string() };
         self.bytes += part.len();
         if self.bytes > MOST_BYTES {
             return Err(too_large());
@@ -234,7 +229,7 @@ impl Answer {
             let message = format!("podreports.{GROUP} {name:?} not found: {why}");
             return Err(Refusal::new(404, "NotFound", message));
         }
-        let (columns, version) = (columns(self.has_rates), format!("{GROUP}/{VERSION}"));
+        let (columns, version) = (columns(), format!("{GROUP}/{VERSION}"));
         let parts = self.parts.into_values().collect::<Vec<_>>().join(",");
         Ok(match (self.is_table, get) {
             (true, _) => format!(
@@ -298,34 +293,23 @@ fn object(report: &PodReport) -> Value {
 }
 
 /// The definitions of the columns of a table (`meta.k8s.io/v1`).
-fn columns(has_rates: bool) -> Value {
+fn columns() -> Value {
     let column = |(at, name): (usize, &str)| {
         // 6 and 7: the packets that were copied, and those that were lost.
-        let of = if matches!(at, 6 | 7 | UNMEASURED..) { "number" } else { "string" };
+        let of = if matches!(at, 6 | 7) { "number" } else { "string" };
         json!({ "name": name, "type": of, "format": "", "description": "", "priority": u8::from(at >= NARROW) })
     };
-    let shown = if has_rates { usize::MAX } else { UNMEASURED };
-    COLUMNS.split_whitespace().enumerate().take(shown).map(column).collect()
+    COLUMNS.split_whitespace().enumerate().map(column).collect()
 }
 
 /// The rows of a pod: one for each NIC. A pod without a tapped NIC has one, with the reason.
-fn rows(report: &PodReport, has_rates: bool) -> String {
+fn rows(report: &PodReport) -> String {
     let object = json!({
         "kind": "PartialObjectMetadata", "apiVersion": "meta.k8s.io/v1", "metadata": report.metadata,
     });
     let none = NicReport::default();
     let nics = if report.nics.is_empty() { slice::from_ref(&none) } else { report.nics.as_slice() };
-    let row = |nic: &NicReport| {
-        let mut cells = cells(report, nic);
-        if has_rates {
-            let kinds = nic.rates.map(|of| [of.ingress, of.egress, of.copied, of.lost]);
-            let rates = kinds.map(|kinds| kinds.map(|of| [of.packets, of.bytes]));
-            // Without the bytes of the losses.
-            let rate = |at| json!(rates.as_ref().and_then(|rates| rates.as_flattened().get(at)));
-            cells.extend((0..7).map(rate));
-        }
-        json!({ "cells": cells, "object": object }).to_string()
-    };
+    let row = |nic: &NicReport| json!({ "cells": cells(report, nic), "object": object }).to_string();
     nics.iter().map(row).collect::<Vec<_>>().join(",")
 }
 

@@ -36,7 +36,7 @@ use std::{
     time::Duration,
 };
 
-use anyhow::{Context as _, anyhow, bail};
+use anyhow::{Context as _, bail};
 use mirror_common::abi::MAX_CAPTURES;
 use mirror_core::destination::Destination;
 use tokio::{
@@ -47,14 +47,15 @@ use tokio::{
 };
 use tracing::info;
 
-pub use self::messages::{Answer, ReaderOf, Request, Subject, Wanted, read_line, write_line};
+pub(super) use self::messages::read;
+pub use self::messages::{Answer, ReadOf, Request, Subject, Wanted, parse, read_line, write_line};
 use self::messages::{receive_ring, write_answer};
 use crate::{
     kernel::dataplane::rings::Rings,
     model::{self, Origin, PodId, Resource, RingId, TargetName},
     report::{Fill, Report, Reports},
     select::{Capture, MAX_READERS, Policy, Readers, Wants},
-    settings::{KEYS, Settings},
+    sources::kube::selector,
     util::accept,
 };
 
@@ -147,14 +148,15 @@ impl Control {
                 if ring_bytes > READER_RING {
                     bail!("the buffer of a reader has at most {} MiB", READER_RING >> 20);
                 }
-                let settings = parse(&settings)?;
+                let settings = read(&settings)?;
                 let wants = match of {
-                    ReaderOf::Pods { namespace, name, labels, nics } => {
+                    ReadOf::Pods { namespace, name, labels, nics } => {
+                        let labels = selector(labels).map_err(anyhow::Error::msg)?;
                         let (settings, none) = (settings.clone(), model::Request::default());
                         let request = model::Request { nics, directions, settings, ..none };
                         Wants::Reader(Box::new(Resource::of_reader(namespace, name, labels, request)))
                     }
-                    ReaderOf::Interface(name) => {
+                    ReadOf::Interface(name) => {
                         Wants::Named { pods: BTreeSet::new(), interfaces: [name].into() }
                     }
                 };
@@ -230,16 +232,6 @@ impl Control {
             }
         }
     }
-}
-
-/// Reads the settings of a capture, as a request has them.
-pub fn parse(asked: &BTreeMap<String, String>) -> anyhow::Result<Settings> {
-    let mut settings = Settings::default();
-    for (key, value) in asked {
-        let known = KEYS.into_iter().find(|known| known == key);
-        settings.set(known.ok_or_else(|| anyhow!("a capture has no setting {key:?}"))?, value)?;
-    }
-    Ok(settings)
 }
 
 /// Spawns the server of the control socket, which runs forever. Must be called within the runtime.

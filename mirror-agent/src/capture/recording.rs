@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! record ─► frames (mirror_capture::frame) ─► block (mirror_capture::pcapng) ─► store ─┬─ memory   (pure)
-//! source ─► interfaces (pure) ─────────────────────────────────────────────────► ├─ rotation ─► names (pure)
+//! session ─► interfaces (pure) ────────────────────────────────────────────────► ├─ rotation ─► names (pure)
 //!                                                                                └─► output  (the file) ─► pipe
 //! ```
 //!
@@ -22,7 +22,7 @@ use std::{fmt, fs::File, io, os::fd::BorrowedFd, path::PathBuf, time::Duration};
 
 use mirror_capture::{
     frame::{Frame, VlanTag, Wire},
-    pcapng::{Direction, Packet},
+    pcapng::{Direction, Interface, Packet},
 };
 use mirror_common::{
     stream::{MAX_CAPTURE, RecordHead},
@@ -133,22 +133,6 @@ impl Clock {
     }
 }
 
-/// A session ([`RecordHead::serial`]) as an interface of the file.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Source {
-    /// The number of the session.
-    pub serial: u32,
-    /// The name of the interface, such as `shop/web eth0`.
-    pub name: String,
-    /// The description of the interface.
-    pub description: String,
-    /// The filter of the session. The segments of a super-frame are filtered again if the filter can give another
-    /// answer for them than for the super-frame itself ([`mirror_core::filter::differs_on_segments`]).
-    pub filter: Option<String>,
-    /// Further information.
-    pub comment: Option<String>,
-}
-
 /// The counters of a session since the recording began.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Counters {
@@ -218,7 +202,7 @@ pub struct Summary {
     pub packets: u64,
     /// Recorded packets that were not replaced by newer ones.
     pub kept: u64,
-    /// Records of sessions without a [`Source`]. They are in no file.
+    /// Records of sessions without an interface. They are in no file.
     pub unknown: u64,
     /// Super-frames that are not in the file as they were on the wire.
     pub flawed: Flaws,
@@ -290,16 +274,20 @@ impl Recorder {
         })
     }
 
-    /// Adds an interface, at any time. The current file and all later ones contain it. If the size of a file is
-    /// bounded, the description reduces the room for later packets. A serial that has a source already keeps it. When
-    /// the descriptions reach 8 MiB, further sources are ignored, and their records are [`Summary::unknown`].
-    pub fn add_source(&mut self, source: &Source) {
-        let description = self.interfaces.add(source);
+    /// Adds the interface of a session ([`RecordHead::serial`]), at any time. The current file and all later ones contain
+    /// it. If the size of a file is bounded, the description reduces the room for later packets. A serial that has an
+    /// interface already keeps it. When the descriptions reach 8 MiB, further interfaces are ignored, and their records
+    /// are [`Summary::unknown`].
+    ///
+    /// The segments of a super-frame are filtered again if the filter can give another answer for them than for the
+    /// super-frame itself ([`mirror_core::filter::differs_on_segments`]).
+    pub fn add_interface(&mut self, serial: u32, interface: &Interface) {
+        let description = self.interfaces.add(serial, interface);
         let described = self.store.describe(description);
         self.note(described);
     }
 
-    /// Appends a note, or, before any source is added, a block of another recording: the packets of the past, their
+    /// Appends a note, or, before any interface is added, a block of another recording: the packets of the past, their
     /// interfaces and counters. Only for [`Kept::All`].
     pub fn append(&mut self, block: &[u8]) -> anyhow::Result<Progress> {
         match block.first_chunk().map(|kind| u32::from_le_bytes(*kind)) {
@@ -404,7 +392,7 @@ impl Recorder {
             self.block.clear();
             // On the first frame only: a comment can be as long as a short frame.
             let comment = comment.take();
-            Packet { interface, time_ns, bytes, len, direction, lost: None, comment: comment.as_deref() }
+            Packet { interface, time_ns, bytes, len, direction, comment: comment.as_deref() }
                 .write(&mut self.block);
             if self.store.keep(&self.block, time_ns, &self.interfaces)? == Progress::Complete {
                 return Ok(Progress::Complete);

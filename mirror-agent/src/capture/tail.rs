@@ -34,7 +34,7 @@ pub use self::reading::Ask;
 use self::{past::Past, reading::Reading, sessions::Sessions};
 use crate::{
     capture::{
-        control::{self, ReaderOf, Request, Subject as Of, Wanted},
+        control::{self, ReadOf, Request, Subject as Of, Wanted},
         recording::{Clock, Excerpt, Kept, Plan, Recorder, Sink},
     },
     kernel::dataplane::{pins::Pins, rings::RingReader},
@@ -103,7 +103,7 @@ pub(crate) fn wanted(subject: &Subject, since: Since, joined: Option<&mut Joined
         (Some(Joined { sessions, past, .. }), Of::Reader { settings, .. }) => {
             let past = std::mem::take(past);
             // The agent does not return the filter of an interface, nor after a late round.
-            let filter = settings.get(FILTER).cloned();
+            let filter = settings.filter.clone();
             let of = Some(&past.of.unwrap_or_default() | &sessions.names()?);
             Wanted { of, filter, times, ..past }
         }
@@ -249,7 +249,7 @@ async fn join(agent: StdStream, subject: &Subject) -> anyhow::Result<Joined> {
     let has_sessions = !sessions.names()?.is_empty();
     match &subject.request.of {
         _ if has_sessions => {}
-        Of::Reader { of: ReaderOf::Pods { .. }, .. } => {}
+        Of::Reader { of: ReadOf::Pods { .. }, .. } => {}
         Of::Target(target) => {
             warn!(%target, "no pod or interface of this node is mirrored to this target yet; waiting");
         }

@@ -101,12 +101,6 @@ pub enum Command {
         #[expect(missing_docs, reason = "as above")]
         state: StateArgs,
     },
-    /// Print the reference of flags and annotations, in Markdown.
-    #[command(hide = true)]
-    Reference,
-    /// Print the runbooks of the chart's alerts, in Markdown.
-    #[command(hide = true)]
-    Runbooks,
     /// Print the CRDs of Mirror, ClusterMirror, MirrorTarget and MirrorNode, for `kubectl apply`.
     Crds,
 }
@@ -260,10 +254,10 @@ pub struct RunArgs {
     pub mirror: MirrorArgs,
     #[command(flatten)]
     #[expect(missing_docs, reason = "as above")]
-    pub settings: SettingArgs,
+    pub state: StateArgs,
     #[command(flatten)]
     #[expect(missing_docs, reason = "as above")]
-    pub state: StateArgs,
+    pub settings: SettingArgs,
 }
 
 /// Whether NICs are tapped inside pods.
@@ -302,10 +296,10 @@ pub struct AttachArgs {
     pub mirror: MirrorArgs,
     #[command(flatten)]
     #[expect(missing_docs, reason = "as above")]
-    pub settings: SettingArgs,
+    pub state: StateArgs,
     #[command(flatten)]
     #[expect(missing_docs, reason = "as above")]
-    pub state: StateArgs,
+    pub settings: SettingArgs,
 }
 
 /// What can be done with a filter.

@@ -1,6 +1,6 @@
 //! `mirror-agent crds`: prints the CRDs of this version in YAML.
 //!
-//! Pure. For CRD upgrades, and for `cargo xtask gen`, which writes the file of the chart with it.
+//! Pure. For CRD upgrades, and for the file of the chart, which `cargo xtask gen` writes.
 
 use anyhow::Context as _;
 

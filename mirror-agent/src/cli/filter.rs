@@ -15,11 +15,7 @@ use self::capture::Packet;
 use super::print;
 use crate::{
     cli::args::FilterCommand,
-    filter::{
-        FilterError, Program, compile, differs_on_segments,
-        ebpf::{Access, translate},
-        fields_over_ipv4,
-    },
+    filter::{FilterError, Program, compile, differs_on_segments, ebpf::translate, fields_over_ipv4},
 };
 
 /// Printed after the program of a filter that may give another answer for a super-frame than for its segments.
@@ -82,7 +78,7 @@ fn notes(expression: &str) -> String {
 /// Formats the program for people: the kernel's instructions, and the classic BPF that they are translated from.
 fn described(program: &Program) -> anyhow::Result<String> {
     // `compile` refuses a program that is too long for the kernel.
-    let insns = translate(program, Access::Direct).ok_or_else(|| anyhow!("the filter is too large"))?;
+    let insns = translate(program).ok_or_else(|| anyhow!("the filter is too large"))?;
     let (classic, kernel) = (program.instructions().len(), insns.len());
     Ok(format!(
         "{classic} instructions of classic BPF, {kernel} of eBPF for the kernel\n{}",

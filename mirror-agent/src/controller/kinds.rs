@@ -106,7 +106,7 @@ impl Summed for TargetResource {
     }
 
     fn is_news(before: &TargetSummary, now: &TargetSummary) -> bool {
-        TargetSummary { cut: before.cut, ..now.clone() } != *before
+        now != before
     }
 
     fn sum(

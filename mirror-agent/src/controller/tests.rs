@@ -6,7 +6,7 @@
 use serde_json::Value;
 
 use super::*;
-use crate::sources::kube::fake::{self, Reply};
+use crate::sources::kube::tests::fake::{self, Reply};
 
 /// A server with objects, and the writes so far.
 #[derive(Default)]

@@ -4,8 +4,6 @@
 //! decides the ops and their order.
 
 pub mod bpf;
-#[cfg(test)]
-pub(crate) mod fake;
 pub mod filter_programs;
 pub mod hooks;
 mod ledger;
@@ -71,4 +69,9 @@ pub fn says_gone(error: &anyhow::Error) -> bool {
         Some(code) => code == libc::ENODEV,
         None => cause.kind() == io::ErrorKind::NotFound,
     })
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    pub(crate) mod fake;
 }

@@ -9,7 +9,7 @@ use std::{
     time::Duration,
 };
 
-use mirror_core::{destination::Destination, exit, hidden};
+use mirror_core::{destination::Destination, exit, hidden, targets};
 use tokio::time::Instant;
 
 use super::{
@@ -232,7 +232,7 @@ impl Memory {
             report.rings = readers.rings();
         }
         let why_down = |name: &TargetName| report.unwritten.get(name).or_else(|| report.unreached.get(name));
-        report.down = mirror_core::targets::down(&desired.targets, why_down);
+        report.down = targets::down(&desired.targets, why_down);
         let down = self.down_for_long(&report.down, now);
         let installed = installed(&desired, actual, &incomplete);
         let all = listed.map(|_| coverage(choice.selected, &installed, &report.skipped, &down));
@@ -243,7 +243,10 @@ impl Memory {
         report.resources = resources;
         report.readers = of_readers.into_iter().filter_map(|of| Some((ring(&of)?, of))).collect();
         report.mirrors = mirrored(&choice.wanted, &desired, actual, &incomplete, &misfits);
-        report.targets = self.target_states(mirror_targets, &desired, report);
+        report.targets = match report.is_listed {
+            true => targets::states(mirror_targets, &self.policy.refused_targets, &desired.targets),
+            false => Vec::new(),
+        };
         report.wanted = desired.taps.len();
         report.attached = match report.is_listed {
             true => desired.taps.keys().filter(|device| !incomplete.contains(device)).count(),

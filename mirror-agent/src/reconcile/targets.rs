@@ -10,14 +10,14 @@ use super::{
 };
 use crate::{
     mirror_iface,
-    model::{Actual, Desired, DeviceTarget, Target, TargetName, TargetResource},
+    model::{Actual, DeviceTarget, Target, TargetName, TargetResource},
     report::Report,
     settings::Rate,
 };
 use mirror_core::{
     collector,
     destination::Destination,
-    targets::{self, TargetState, Targets},
+    targets::{self, Targets},
     tunnel,
 };
 
@@ -126,18 +126,5 @@ impl Memory {
         let streams = self.policy.streams().map(|name| (name.clone(), Target::Stream(ring(name))));
         let captures = readers.captures.iter().map(|of| (of.target(), Target::Stream(Some(of.ring))));
         devices.chain(streams).chain(captures).collect()
-    }
-
-    /// Returns the state of each MirrorTarget on this node, at the end of a round that knows which targets are down.
-    pub(super) fn target_states(
-        &self,
-        resources: &[TargetResource],
-        desired: &Desired,
-        report: &Report,
-    ) -> Vec<TargetState> {
-        if !report.is_listed {
-            return Vec::new();
-        }
-        targets::states(resources, &self.policy.refused_targets, &desired.targets, &report.down)
     }
 }

@@ -25,7 +25,7 @@ use mirror_core::{coverage::Carried, destination::Destination, exit, mirror_ifac
 use super::{carry_out::SLICE, look::MOST_LOOKS, *};
 use crate::{
     kernel::{
-        dataplane::fake::Fake,
+        dataplane::tests::fake::Fake,
         links::{NicPlace, PodNetns},
     },
     model::{
@@ -36,7 +36,7 @@ use crate::{
     },
     report::TICK,
     select::{Capture, MIRROR, Wants, Why},
-    settings::{Budget, KEYS, Rate, Settings, parse_filter},
+    settings::{Budget, Rate, SETTINGS, Settings, parse_filter},
 };
 
 /// Pods and resources, set by hand.
@@ -908,9 +908,8 @@ async fn a_limit_that_was_not_written_is_written_by_the_next_round() {
         let mut wanted = before.clone();
         wanted.settings.set(key, value).unwrap();
         let asked = world.pods.0.as_ref().unwrap()[0].annotations.clone();
-        let written = KEYS
-            .into_iter()
-            .filter_map(|key| Some((key, asked.get(&format!("podmirror.io/{key}"))?.as_str())));
+        let keys = SETTINGS.iter().map(|setting| setting.key);
+        let written = keys.filter_map(|key| Some((key, asked.get(&format!("podmirror.io/{key}"))?.as_str())));
         wanted.asked = Session::asked(Directions::Both, written);
         let op = Op::ChangeSession(device(11), MirrorId::default(), Box::new(wanted.clone()));
         world.dataplane.failures = [op.clone()].into();

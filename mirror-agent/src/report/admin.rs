@@ -115,7 +115,7 @@ impl Admin {
 }
 
 /// The answer to a probe.
-pub(crate) fn state(state: Result<(), String>) -> Response<Full<Bytes>> {
+fn state(state: Result<(), String>) -> Response<Full<Bytes>> {
     match state {
         Ok(()) => text(StatusCode::OK, "ok\n".into()),
         Err(reason) => text(StatusCode::SERVICE_UNAVAILABLE, reason + "\n"),

@@ -77,7 +77,7 @@ async fn write_with(
 ) {
     let (mut written, mut backoff, mut has_failed) = (None::<Written>, BACKOFF, false);
     let (mut next, mut pace) = (Instant::now(), Pace::new(PACE, BURST));
-    let (mut looked, mut owner) = (Instant::now(), Owner::default());
+    let (mut looked, mut owner) = (Instant::now(), None);
     loop {
         tokio::select! {
             changed = reports.changed(), if !has_failed => if changed.is_err() { return },
@@ -145,32 +145,18 @@ async fn is_missing(client: &Client, node: &str) -> bool {
     matches!(answer, Ok(Err(kube::Error::Api(error))) if error.code == 404)
 }
 
-/// The Node as the owner of the object, so that the object is deleted with the Node.
-#[derive(Default)]
-struct Owner {
-    /// The UID of the Node that owns the existing object.
-    uid: Option<String>,
-    /// The UID of the Node that owned the deleted object. It may have been deleted with its Node, which has another UID
-    /// when it is created again. The agent's token has the old UID until it is renewed, and Kubernetes deletes an
-    /// object with such an owner at once. So until then the object has no owner.
-    gone: Option<String>,
-    /// The server has told this agent its Node, or that the token names none. Before that, an existing object may lack
-    /// its owner: the server did not answer when the object was created, or an earlier agent has left it without one.
-    has_answer: bool,
-}
-
-impl Owner {
-    /// The owner for an object that is written now.
-    async fn now(&mut self, client: &Client, node: &str) -> Option<String> {
-        let uid = node_uid(client, node).await;
-        self.has_answer = uid.is_ok();
-        uid.ok().flatten().filter(|uid| self.gone.as_ref() != Some(uid))
-    }
-}
-
-/// Writes the status with the time, and creates the object first if it does not exist. An existing object without an
-/// owner gets one.
-async fn put(client: &Client, node: &str, status: &MirrorNodeStatus, owner: &mut Owner) -> kube::Result<()> {
+/// Writes the status with the time. An object that does not exist is created first, with the Node as its owner, so that
+/// it is deleted with the Node.
+///
+/// `owner` is the UID of the Node that owned the object that this agent created last. That object may have been deleted
+/// with its Node, which has another UID when it is created again. The agent's token has the old UID until it is renewed,
+/// and Kubernetes deletes an object with such an owner at once. So the next object has no owner.
+async fn put(
+    client: &Client,
+    node: &str,
+    status: &MirrorNodeStatus,
+    owner: &mut Option<String>,
+) -> kube::Result<()> {
     let api = Api::<MirrorNode>::all(client.clone());
     let apply = PatchParams::apply(MANAGER).force();
     let object = |metadata: Value| {
@@ -182,44 +168,29 @@ async fn put(client: &Client, node: &str, status: &MirrorNodeStatus, owner: &mut
     with_status["status"] = json!(status);
     with_status["status"]["lastReportTime"] = json!(Time(Timestamp::now()));
     let with_status = Patch::Apply(with_status);
-    let is_there = match api.patch_status(node, &apply, &with_status).await {
-        Err(kube::Error::Api(error)) if error.code == 404 => false,
-        answer => answer.map(|_| true)?,
-    };
-    if is_there && owner.has_answer && owner.gone.is_none() {
-        return Ok(());
+    match api.patch_status(node, &apply, &with_status).await {
+        Err(kube::Error::Api(error)) if error.code == 404 => {}
+        answer => return answer.map(drop),
     }
-    if !is_there {
-        owner.gone = owner.uid.take().or_else(|| owner.gone.take());
-    }
-    let uid = owner.now(client, node).await;
-    if is_there && uid.is_none() {
-        return Ok(());
-    }
+    let uid = node_uid(client, node).await?.filter(|uid| owner.as_ref() != Some(uid));
     let reference = |uid: &String| json!({"apiVersion": "v1", "kind": "Node", "name": node, "uid": uid});
     let owners: Vec<_> = uid.iter().map(reference).collect();
     let metadata = json!({ "name": node, "ownerReferences": owners });
-    match api.patch(node, &apply, &Patch::Apply(object(metadata))).await {
-        // The status is written. Some servers accept another owner only from those with the right to delete the object.
-        Err(kube::Error::Api(error)) if is_there && error.code == 403 => return Ok(()),
-        answer => {
-            owner.has_answer &= answer.is_ok();
-            answer?;
-        }
-    }
+    api.patch(node, &apply, &Patch::Apply(object(metadata))).await?;
     if uid.is_some() {
-        (owner.uid, owner.gone) = (uid, None);
+        *owner = uid;
     }
-    match is_there {
-        true => Ok(()),
-        false => api.patch_status(node, &apply, &with_status).await.map(drop),
-    }
+    api.patch_status(node, &apply, &with_status).await.map(drop)
 }
 
-/// The UID of the Node, from the token of the agent's pod. With other credentials, the object has no owner.
+/// The UID of the Node, from the token of the agent's pod. With other credentials, or without the right or
+/// the API for a review, the object has no owner.
 async fn node_uid(client: &Client, node: &str) -> kube::Result<Option<String>> {
     let api = Api::<SelfSubjectReview>::all(client.clone());
-    let review = api.create(&PostParams::default(), &SelfSubjectReview::default()).await?;
+    let review = match api.create(&PostParams::default(), &SelfSubjectReview::default()).await {
+        Err(kube::Error::Api(error)) if (403..=405).contains(&error.code) => return Ok(None),
+        review => review?,
+    };
     let extra = review.status.and_then(|status| status.user_info?.extra).unwrap_or_default();
     let claim = |word: &str| extra.get(&format!("{NODE_CLAIM}{word}"))?.first().cloned();
     Ok(claim("uid").filter(|_| claim("name").is_some_and(|name| name == node)))

@@ -8,15 +8,13 @@
 //! `crate::report::mirror_node` do that.
 
 mod bounded;
-#[cfg(test)]
-pub(crate) mod fake;
 mod follow;
 pub mod installation;
 mod kept;
 mod object;
 mod resource;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
 use std::{
     collections::BTreeMap,

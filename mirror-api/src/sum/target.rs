@@ -8,7 +8,7 @@ use super::{
     ACCEPTED, Asked, ByNode, READY, REPORT_STALE, Value, by_age, condition, is_renewed, most_told, name,
     no_nodes, not_all_told, not_refused, number, observed, of_type, report_stale, text, word,
 };
-use crate::{Cut, MirrorTargetStatus, NotReady, Refusal, TargetNodes, TargetSummary};
+use crate::{MirrorTargetStatus, NotReady, Refusal, TargetNodes, TargetSummary};
 
 /// Most nodes in [`MirrorTargetStatus::not_ready`].
 pub const MOST_NOT_READY: usize = 20;
@@ -51,10 +51,6 @@ pub fn sum<'r>(
         ready_nodes: Some(format!("{}/{}", nodes.ready, nodes.desired)),
         not_ready: not_ready.into_iter().take(MOST_NOT_READY).collect(),
         more_not_ready: (more > 0).then_some(more),
-        cut: reports.values().filter_map(|report| report.cut).reduce(|sum, cut| Cut {
-            packets: sum.packets.saturating_add(cut.packets.max(0)),
-            bytes: sum.bytes.saturating_add(cut.bytes.max(0)),
-        }),
     };
     if was != Some(&status) || is_renewed(status.last_report_time.as_ref(), asked.reported.as_ref()) {
         status.last_report_time.clone_from(&asked.reported);
@@ -192,23 +188,6 @@ mod tests {
         let status = of(&["one", "two"], &down);
         let told = ("Unknown", REPORT_STALE, "2 nodes have no current report: one, two");
         assert_eq!([READY, ACCEPTED].map(|type_| value(&status, type_)), [told; 2]);
-    }
-
-    #[test]
-    fn what_all_nodes_have_cut_is_summed_up() {
-        let cut = |packets| TargetSummary {
-            cut: Some(Cut { packets, bytes: packets * 1000 }),
-            ..report(None, None)
-        };
-        assert_eq!(
-            of(&[("one", cut(2)), ("two", report(None, None)), ("six", cut(5))]).cut,
-            Some(Cut { packets: 7, bytes: 7000 })
-        );
-        assert_eq!(of(&[("two", report(None, None))]).cut, None);
-        assert_eq!(
-            of(&[("one", cut(i64::MAX / 1000)), ("two", cut(i64::MAX / 1000))]).cut.map(|cut| cut.bytes),
-            Some(i64::MAX)
-        );
     }
 
     #[test]

@@ -5,38 +5,43 @@
 use proptest::{collection::vec, option, prelude::*};
 
 use super::*;
-use crate::pcapng::{self, Direction, Interface, InterfaceId, Section, Writer};
+use crate::pcapng::{self, Section, Writer};
 
 /// A stream: two interfaces, one packet with these bytes for each, and counters; then names and a note.
 fn stream(bytes: &[u8]) -> Vec<u8> {
     let mut out = Vec::new();
     let mut writer = Writer::begin(&mut out, &Section { comment: Some("a comment"), ..Section::default() });
     for name in ["shop/web eth0", "shop/db eth0"] {
-        let interface = Interface {
-            name: Some(name),
-            description: Some("device veth1 of the node"),
-            filter: Some("tcp port 443"),
-            hardware: Some("node-a"),
-            ..Interface::default()
-        };
-        let interface = writer.interface(&mut out, &interface);
+        let interface = writer.interface(&mut out, &interface(name));
         packet(interface, bytes).write(&mut out);
-        let counters = pcapng::Statistics {
-            interface,
-            time_ns: 5 << 33,
-            start_ns: Some(1),
-            end_ns: Some(7 << 40),
-            received: Some(9),
-            dropped: Some(2),
-            accepted: None,
-            limited: Some(4),
-            comment: Some("2 of its super-frames were cut"),
-        };
-        counters.write(&mut out);
+        counters(interface).write(&mut out);
     }
     named_addresses().write(&mut out);
     pcapng::note(&mut out, NOTE_JSON);
     out
+}
+
+fn interface(name: &str) -> Interface {
+    Interface {
+        name: name.to_owned(),
+        description: Some("device veth1 of the node".to_owned()),
+        filter: Some("tcp port 443".to_owned()),
+        hardware: Some("node-a".to_owned()),
+        comment: None,
+    }
+}
+
+fn counters(interface: InterfaceId) -> Statistics {
+    Statistics {
+        interface,
+        time_ns: 5 << 33,
+        start_ns: Some(1),
+        end_ns: Some(7 << 40),
+        received: Some(9),
+        dropped: Some(2),
+        limited: Some(4),
+        comment: Some("2 of its super-frames were cut".to_owned()),
+    }
 }
 
 fn packet(interface: InterfaceId, bytes: &[u8]) -> pcapng::Packet<'_> {
@@ -46,7 +51,6 @@ fn packet(interface: InterfaceId, bytes: &[u8]) -> pcapng::Packet<'_> {
         bytes,
         len: bytes.len() as u32,
         direction: Some(Direction::Inbound),
-        lost: None,
         comment: None,
     }
 }
@@ -71,30 +75,13 @@ fn what_is_written_is_read() {
     blocks.push(&stream(b"a packet"));
     let all = all(&mut blocks);
     assert!(!blocks.is_within_a_block());
-    let description = Description {
-        name: "shop/db eth0".into(),
-        description: Some("device veth1 of the node".into()),
-        filter: Some("tcp port 443".into()),
-        hardware: Some("node-a".into()),
-        comment: None,
-    };
     assert_eq!(all[0], Block::Section("a comment".into()));
-    assert_eq!((all.len(), &all[4]), (9, &Block::Interface(description)));
+    assert_eq!((all.len(), &all[4]), (9, &Block::Interface(interface("shop/db eth0"))));
     let Block::Packet(packet) = all[5].clone() else { unreachable!("{all:?}") };
     assert_eq!((packet.interface, packet.time_ns), (1, 1_795_305_601_123_456_789));
     let block = packet.clone().with_interface(77);
     assert_eq!((block[8], &block[12..]), (77, &packet.block[12..]));
-    let statistics = Statistics {
-        interface: 1,
-        time_ns: 5 << 33,
-        start_ns: Some(1),
-        end_ns: Some(7 << 40),
-        received: Some(9),
-        lost: Some(2),
-        limited: Some(4),
-        comment: Some("2 of its super-frames were cut".into()),
-    };
-    assert_eq!(all[6], Block::Statistics(statistics));
+    assert_eq!(all[6], Block::Statistics(counters(InterfaceId::at(1))));
     assert_eq!(all[7..], [Block::Names(named_addresses()), Block::Note(NOTE_JSON.into())]);
 }
 
@@ -121,7 +108,7 @@ fn a_damaged_packet_ends_its_stream() {
         blocks.pop()
     };
     let interface = InterfaceId::at(0);
-    let whole = pcapng::Packet { lost: Some(3), comment: Some("text"), ..packet(interface, b"a packet") };
+    let whole = pcapng::Packet { comment: Some("text"), ..packet(interface, b"a packet") };
     let whole = written(whole);
     assert!(matches!(pop(&whole), Ok(Some(Block::Packet(_)))));
     // The captured length, the length of the comment, the code and the length of the direction, and the last length.

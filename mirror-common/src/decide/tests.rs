@@ -29,7 +29,6 @@ struct Node {
     /// The packet's identity, and where a packet with this identity was copied last.
     identity: u32,
     noted: BTreeMap<u32, (u32, Hook)>,
-    again: u32,
     /// Sessions whose filter does not match, sessions that `charge` refuses, and the outcome of the clones to each
     /// target.
     filtered: Vec<u32>,
@@ -115,10 +114,6 @@ impl Kernel for Node {
 
     fn note_copy(&mut self, packet: Packet) {
         self.noted.insert(self.identity, (packet.ifindex, packet.hook));
-    }
-
-    fn count_again(&mut self) {
-        self.again += 1;
     }
 
     fn count(&mut self, session: &Session, direction: Direction, verdict: Verdict, removed: u32) {
@@ -392,50 +387,41 @@ fn at(device: u32, packet: Packet) -> Packet {
 
 /// The verdict of the second tap, where the packet enters a pod, with one session to the first target at either tap.
 #[track_caller]
-fn sent(snaplens: [u32; 2], device: u32, is_translated: bool) -> (Verdict, u32) {
+fn sent(snaplens: [u32; 2], device: u32, is_translated: bool) -> Verdict {
     let mut node = node(1);
     let [sender, receiver] = snaplens.map(|snaplen| tap(TapKind::HostVeth, &[session(0, 0, snaplen)]));
     let (verdicts, packet) = node.see(FROM_A, &sender);
     assert_eq!(verdicts, [Verdict::Copied]);
     node.identity = is_translated.into();
-    (node.see(at(device, packet), &receiver).0[0], node.again)
+    node.see(at(device, packet), &receiver).0[0]
 }
 
 #[test]
 fn the_receivers_tap_skips_what_the_senders_has_copied_in_the_same_form() {
-    assert_eq!(sent([0, 0], B, false), (Verdict::Duplicate, 0));
-    assert_eq!(sent([96, 96], B, false), (Verdict::Duplicate, 0));
+    assert_eq!(sent([0, 0], B, false), Verdict::Duplicate);
+    assert_eq!(sent([96, 96], B, false), Verdict::Duplicate);
 }
 
 #[test]
 fn a_form_does_not_hide_another_one() {
-    assert_eq!(
-        sent([96, 0], B, false),
-        (Verdict::Copied, 0),
-        "the sender's mirror cuts, the receiver's does not"
-    );
-    assert_eq!(sent([0, 96], B, false), (Verdict::Copied, 0));
+    assert_eq!(sent([96, 0], B, false), Verdict::Copied, "the sender's mirror cuts, the receiver's does not");
+    assert_eq!(sent([0, 96], B, false), Verdict::Copied);
     assert_eq!(
         sent([64, 64], B, false),
-        (Verdict::Copied, 0),
+        Verdict::Copied,
         "a form without a bit is never a duplicate of another tap's"
     );
 }
 
 #[test]
-fn a_translated_packet_is_copied_again_and_counted() {
-    assert_eq!(sent([0, 0], B, true), (Verdict::Copied, 1), "a service");
-    assert_eq!(
-        sent([0, 0], A, true),
-        (Verdict::Copied, 1),
-        "answered in place, or a service whose endpoint is A"
-    );
-    assert_eq!(sent([96, 0], B, true), (Verdict::Copied, 0), "in another form, it is the first copy");
+fn a_translated_packet_is_copied_again() {
+    assert_eq!(sent([0, 0], B, true), Verdict::Copied, "a service");
+    assert_eq!(sent([0, 0], A, true), Verdict::Copied, "answered in place, or a service whose endpoint is A");
 }
 
 #[test]
 fn what_comes_back_unchanged_is_copied_once() {
-    assert_eq!(sent([0, 0], A, false), (Verdict::Duplicate, 0));
+    assert_eq!(sent([0, 0], A, false), Verdict::Duplicate);
 }
 
 /// Packets of a flow wait in a queue between two taps. The notes of each tap's view of the flow, before and after NAT,

@@ -41,17 +41,13 @@ use crate::fnv::fnv1a;
 
 pub use self::insn::Insn;
 
-/// The way in which a program reads packets.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Access {
-    /// Through pointers where the packet is linear. This is the fast way.
-    Direct,
-    /// With the kernel's helper only. For tests.
-    Helper,
+/// Translates a program. `None`: one of its forms is too long for the jumps of eBPF (32 767 instructions).
+pub fn translate(program: &Program) -> Option<Vec<Insn>> {
+    translate_with(program, true)
 }
 
-/// Translates a program. `None`: one of its forms is too long for the jumps of eBPF (32 767 instructions).
-pub fn translate(program: &Program, access: Access) -> Option<Vec<Insn>> {
+/// As [`translate`]. Tests leave out the direct form.
+pub fn translate_with(program: &Program, has_direct: bool) -> Option<Vec<Insn>> {
     let operations: Vec<Operation> =
         program.instructions().iter().filter_map(|instruction| instruction.decode()).collect();
     let mut assembler = Assembler::default();
@@ -69,7 +65,7 @@ pub fn translate(program: &Program, access: Access) -> Option<Vec<Insn>> {
         assembler.place(Label::Untagged);
     }
     let mut entries = from_start;
-    if access == Access::Direct {
+    if has_direct {
         if is_read {
             assembler.load_pointers();
         }

@@ -154,13 +154,15 @@ pub struct TargetResource {
     pub max_rate: Option<Rate>,
 }
 
-/// A Kubernetes label selector. The default selects everything.
+/// A label selector, in JSON as in the Kubernetes API. The default selects everything.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Selector {
-    /// The labels that an object must have, with these values (`matchLabels`).
+    /// The labels that an object must have, with these values.
+    #[serde(rename = "matchLabels", default)]
     pub labels: BTreeMap<String, String>,
-    /// The conditions that an object must meet (`matchExpressions`).
+    /// The conditions that an object must meet.
+    #[serde(rename = "matchExpressions", default)]
     pub requirements: Vec<Requirement>,
 }
 
@@ -173,6 +175,7 @@ pub struct Requirement {
     /// The operator.
     pub operator: Operator,
     /// The values that the operator compares with.
+    #[serde(default)]
     pub values: BTreeSet<String>,
 }
 
@@ -187,21 +190,6 @@ pub enum Operator {
     Exists,
     /// The object does not have the label.
     DoesNotExist,
-}
-
-impl Operator {
-    /// All operators.
-    pub const ALL: [Self; 4] = [Self::In, Self::NotIn, Self::Exists, Self::DoesNotExist];
-
-    /// The name in the Kubernetes API.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::In => "In",
-            Self::NotIn => "NotIn",
-            Self::Exists => "Exists",
-            Self::DoesNotExist => "DoesNotExist",
-        }
-    }
 }
 
 impl Selector {

@@ -8,7 +8,7 @@ use super::{MIRROR, OVN_MIRROR};
 use crate::{
     annotations::{OVN_ATTACHMENT, POD_SIDE_TAPS},
     model::{Place, PodId},
-    settings::KEYS,
+    settings::SETTINGS,
 };
 
 /// An annotation that is ignored.
@@ -61,7 +61,7 @@ impl fmt::Display for BadAnnotation {
             Problem::Key => write!(
                 f,
                 "there is no such annotation; those of a mirror are mirror, target, nics, {}",
-                KEYS.join(", ")
+                SETTINGS.each_ref().map(|setting| setting.key).join(", ")
             )?,
             Problem::Name(error) | Problem::Networks(error) => f.write_str(error)?,
             Problem::NoMirror => {

@@ -21,7 +21,7 @@ pub use crate::annotations::{MIRROR, NICS, OVN_MIRROR, PREFIX};
 use crate::{
     annotations::{NETWORK_STATUS, POD_SIDE_TAPS, POD_SIDE_TAPS_WORDS},
     model::{Directions, MirrorId, Name, Origin, Place, Pod, PodId, Resource, Session},
-    settings::{FILTER, KEYS, SettingError},
+    settings::{FILTER, SETTINGS, Setting, SettingError},
 };
 
 /// Annotation of a pod in a file: its network namespace. The pod source reads it.
@@ -303,7 +303,8 @@ impl<'a> PodChoice<'_, 'a> {
                 [(Place::Pod, own), (Place::Namespace, inherited)].into_iter().filter(|_| is_allowed);
             places.filter_map(|(place, said)| Some((place, *said.get(&mirror)?.get(key)?))).next()
         };
-        for key in KEYS.into_iter().filter(|key| *key != FILTER) {
+        let keys = SETTINGS.iter().map(|setting| setting.key);
+        for key in keys.clone().filter(|key| *key != FILTER) {
             if let Some((place, value)) = said(key) {
                 settings.set(key, value).map_err(|error| Why::BadSetting(place, error))?;
             }
@@ -323,7 +324,7 @@ impl<'a> PodChoice<'_, 'a> {
             // Its author's settings are the node's flags.
             Origin::Policy => 0,
             _ => {
-                let written = KEYS.into_iter().chain(["target"]);
+                let written = keys.chain(["target"]);
                 Session::asked(directions, written.filter_map(|key| Some((key, said(key)?.1))))
             }
         };
@@ -349,7 +350,7 @@ impl<'a> PodChoice<'_, 'a> {
                 }
                 continue;
             }
-            if !["mirror", "target", "nics"].contains(&word) && !KEYS.contains(&word) {
+            if !["mirror", "target", "nics"].contains(&word) && Setting::named(word).is_none() {
                 self.bad(place, key.to_owned(), value, Problem::Key);
                 continue;
             }

@@ -38,7 +38,7 @@ pub struct Setting {
     pub key: &'static str,
     /// The environment variable of the flag.
     pub env: &'static str,
-    /// The placeholder for the value in a usage line; `BOOL` for a [switch](Self::is_switch).
+    /// The placeholder for the value in a usage line.
     pub value_name: &'static str,
     /// The effect, a comma, and the accepted values.
     pub help: &'static str,
@@ -129,26 +129,10 @@ pub static SETTINGS: [Setting; 7] = [
     },
 ];
 
-/// The keys, in the order of [`SETTINGS`].
-pub const KEYS: [&str; SETTINGS.len()] = {
-    let mut keys = [""; SETTINGS.len()];
-    let mut index = 0;
-    while index < keys.len() {
-        keys[index] = SETTINGS[index].key;
-        index += 1;
-    }
-    keys
-};
-
 impl Setting {
     /// The setting with this key.
     pub fn named(key: &str) -> Option<&'static Self> {
         SETTINGS.iter().find(|setting| setting.key == key)
-    }
-
-    /// Whether the value is `true` or `false`. Then the flag without a value means `true`.
-    pub fn is_switch(&self) -> bool {
-        self.value_name == "BOOL"
     }
 
     /// Parses `value` into `settings`; `compile` compiles a filter. After an error `settings` is unchanged.

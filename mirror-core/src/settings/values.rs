@@ -14,7 +14,7 @@ use super::{
 };
 use crate::filter::{
     self,
-    ebpf::{self, Access, Insn},
+    ebpf::{self, Insn},
 };
 
 /// Minimum snap length in bytes. The kernel refuses to cut into an unfinished checksum: that of TCP over IPv6 without
@@ -55,7 +55,7 @@ pub fn parse_filter(text: &str) -> Result<CaptureFilter, String> {
 pub(super) fn instructions(text: &str) -> Result<Vec<Insn>, String> {
     let program = filter::compile(text).map_err(|error| error.to_string())?;
     // `compile` rejects filters that cannot be translated.
-    ebpf::translate(&program, Access::Direct).ok_or_else(|| "the filter is too large".to_owned())
+    ebpf::translate(&program).ok_or_else(|| "the filter is too large".to_owned())
 }
 
 /// Parses `1/100` or `10%`. `None`: all flows.

@@ -2,18 +2,15 @@
 //!
 //! Pure: takes a [`NodeStatus`], which is also available as JSON. The text is for people; programs read `status -o
 //! json`. Called by `mirror-agent explain --pod`. [`coverage`] describes the packets that a tap misses, [`mirror`] a
-//! mirror at a NIC, [`target`] the target of its copies, and [`verdicts`] what a counter means. [`remedies`]
-//! makes the page of the runbooks.
+//! mirror at a NIC, [`target`] the target of its copies, and [`verdicts`] what a counter means.
 
 pub(super) mod coverage;
 mod mirror;
-mod remedies;
 mod target;
 mod verdicts;
 
 use mirror_common::verdict::Direction;
 
-pub use self::remedies::runbooks;
 use super::{
     AttachedStatus, Finding, KnownPod, NodeStatus, Notes, PodSideStatus, SessionStatus, TapStatus,
     table::printable,

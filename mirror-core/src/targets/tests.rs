@@ -95,19 +95,21 @@ fn each_mirror_target_is_told_as_what_it_is_on_the_node() {
         (name("up"), device(Some(7), true)),
     ];
     let present = present.into();
-    let down = down(&present, |of| (*of == name("away")).then_some(&away));
-    let told = states(&resources, &refused, &present, &down);
+    let down: Vec<_> = down(&present, |of| (*of == name("away")).then_some(&away)).into_iter().collect();
     let expected = [
-        ("away", None, Some("no pod a/b runs here")),
-        ("bad", Some("it has no address"), None),
-        ("down", None, Some("the device ids0 is down")),
-        ("gone", None, Some("the device of ids0 does not exist")),
-        ("stream", None, None),
-        ("up", None, None),
+        ("away", "no pod a/b runs here"),
+        ("down", "the device ids0 is down"),
+        ("gone", "the device of ids0 does not exist"),
     ];
-    let states = told.iter().map(|of| (of.name.0.as_str(), of.refused.as_deref(), of.down.as_deref()));
-    assert_eq!(states.collect::<Vec<_>>(), expected);
-    assert_eq!((told[0].uid.as_str(), told[0].generation), ("uid-away", 3));
+    assert_eq!(down, expected.map(|(of, why)| (name(of), why.to_owned())));
+    let told = states(&resources, &refused, &present);
+    let expected = ["away", "bad", "down", "gone", "stream", "up"].map(|of| match of {
+        "bad" => {
+            TargetResource { destination: Err("it has no address".to_owned()), ..resource(of, 3, "ids0") }
+        }
+        of => resource(of, 3, "ids0"),
+    });
+    assert_eq!(told, expected);
 }
 
 #[test]
@@ -183,11 +185,11 @@ proptest! {
         prop_assert_eq!(join(&own(), &sorted), join(&own(), &reversed));
         // Each is reported once, with its state.
         let present: BTreeMap<_, _> = targets.all.keys().map(|of| (of.clone(), device(Some(7), true))).collect();
-        let told = states(&sorted, &targets.refused, &present, &down(&present, |_| None));
+        let told = states(&sorted, &targets.refused, &present);
         let names: Vec<_> = sorted.iter().map(|resource| resource.name.clone()).collect();
         prop_assert_eq!(told.iter().map(|of| of.name.clone()).collect::<Vec<_>>(), names);
-        for TargetState { name, refused, down, .. } in told {
-            prop_assert_eq!((refused.as_ref(), down), (targets.refused.get(&name), None));
+        for TargetResource { name, destination, .. } in told {
+            prop_assert_eq!(destination.as_ref().err(), targets.refused.get(&name));
         }
     }
 }

@@ -10,7 +10,7 @@ use serde_json::{from_str, to_string};
 fuzz_target!(|line: &str| {
     if let Ok(request) = from_str::<Request>(line) {
         assert_eq!(from_str::<Request>(&to_string(&request).unwrap()).ok(), Some(request.clone()));
-        if let Subject::Capture { settings: asked, .. } | Subject::Reader { settings: asked, .. } = request.of
+        if let Subject::Capture { settings: asked, .. } = request.of
             && let Ok(settings) = parse(&asked)
         {
             let shown = SETTINGS.iter().filter_map(|of| Some((of.key.to_owned(), of.show(&settings)?)));

@@ -10,7 +10,7 @@ use mirror_capture::{
     blocks::{Block, Blocks},
     combined::Combined,
     merge::{Bounds, Merge},
-    pcapng::{self, Interface, InterfaceId, MAX_NAME, MAX_NAMES, MAX_TEXT, Section, Writer},
+    pcapng::{self, MAX_NAME, MAX_NAMES, MAX_TEXT, Section, Writer},
 };
 
 const BOUNDS: Bounds = Bounds { hold: Duration::from_secs(1), bytes: 1000 };
@@ -39,32 +39,12 @@ fn write(block: &Block) -> Vec<u8> {
             Writer::begin(&mut out, &Section { comment: Some(comment), ..Section::default() });
         }
         Block::Interface(of) => {
-            let interface = Interface {
-                name: Some(&of.name),
-                description: of.description.as_deref(),
-                filter: of.filter.as_deref(),
-                comment: of.comment.as_deref(),
-                ..Interface::default()
-            };
             let mut writer = Writer::begin(&mut out, &Section::default());
             out.clear();
-            writer.interface(&mut out, &interface);
+            writer.interface(&mut out, of);
         }
         Block::Packet(packet) => out = packet.clone().with_interface(packet.interface),
-        Block::Statistics(of) => {
-            let statistics = pcapng::Statistics {
-                interface: InterfaceId::at(of.interface),
-                time_ns: of.time_ns,
-                start_ns: of.start_ns,
-                end_ns: of.end_ns,
-                received: of.received,
-                dropped: of.lost,
-                accepted: None,
-                limited: of.limited,
-                comment: of.comment.as_deref(),
-            };
-            statistics.write(&mut out);
-        }
+        Block::Statistics(of) => of.write(&mut out),
         Block::Names(names) => names.write(&mut out),
         Block::Note(json) => pcapng::note(&mut out, json),
     }
@@ -76,7 +56,8 @@ fn fits(block: &Block) -> bool {
     let texts = match block {
         Block::Section(text) | Block::Note(text) => vec![Some(text)],
         Block::Interface(of) => {
-            vec![Some(&of.name), of.description.as_ref(), of.filter.as_ref(), of.comment.as_ref()]
+            let texts = [&of.description, &of.filter, &of.hardware, &of.comment];
+            texts.into_iter().map(Option::as_ref).chain([Some(&of.name)]).collect()
         }
         Block::Packet(_) => Vec::new(),
         Block::Statistics(of) => vec![of.comment.as_ref()],
@@ -107,7 +88,7 @@ fn combine(streams: [Vec<Block>; 2]) -> (Vec<u8>, [usize; 3]) {
                     names += of.addresses.len();
                 }
                 Block::Interface(of) => {
-                    combined.interface(stream, "node", &of, &mut out);
+                    combined.interface(stream, of, &mut out);
                     interfaces += 1;
                 }
                 Block::Packet(packet) => {

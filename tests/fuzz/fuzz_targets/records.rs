@@ -10,10 +10,13 @@ use libfuzzer_sys::{
     fuzz_target,
 };
 use mirror_agent::{
-    capture::recording::{Bound, Clock, Excerpt, Kept, Plan, Recorder, Sink, Source},
+    capture::recording::{Bound, Clock, Excerpt, Kept, Plan, Recorder, Sink},
     kernel::dataplane::rings::split,
 };
-use mirror_capture::blocks::{Block, Blocks};
+use mirror_capture::{
+    blocks::{Block, Blocks},
+    pcapng::Interface,
+};
 use mirror_common::stream::HEAD;
 
 /// A call of the recorder.
@@ -42,7 +45,7 @@ fn check(snapshot: &[u8], packets: u64) -> usize {
                 found += 1;
                 bytes += packet.block.len();
             }
-            Block::Statistics(statistics) => assert!(statistics.interface < interfaces),
+            Block::Statistics(statistics) => assert!(statistics.interface.number() < interfaces),
         }
     }
     assert!(!blocks.is_within_a_block());
@@ -55,12 +58,11 @@ fn record(most: u64, super_frames: bool, steps: &[Step<'_>]) {
     let mut recorder = begin("/dev/null", Kept::Last(Bound::Bytes(most)), super_frames);
     for step in steps {
         match step {
-            Step::Source { serial, name, filter } => recorder.add_source(&Source {
-                serial: u32::from(*serial),
-                name: (*name).to_owned(),
-                filter: filter.map(str::to_owned),
-                ..Source::default()
-            }),
+            Step::Source { serial, name, filter } => {
+                let (name, filter) = ((*name).to_owned(), filter.map(str::to_owned));
+                let interface = Interface { name, filter, ..Interface::default() };
+                recorder.add_interface(u32::from(*serial), &interface);
+            }
             Step::Record { serial, record } => {
                 let Some((mut head, bytes)) = split(record) else {
                     assert!(record.len() < HEAD);

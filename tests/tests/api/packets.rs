@@ -138,6 +138,8 @@ impl<'a> Packets<'a> {
         pod["spec"]["nodeName"] = node.into();
         pod["spec"]["serviceAccountName"] = AGENT.into();
         self.api.apply(&pod);
+        let running = "{\"status\":{\"phase\":\"Running\"}}";
+        self.api.kubectl(&format!("patch pod {name} --subresource=status --patch {running}"));
         let bound = format!("--bound-object-kind=Pod --bound-object-name={name}");
         self.api.kubectl(&format!("create token {AGENT} {bound} {arguments}")).trim().to_owned()
     }

@@ -7,7 +7,7 @@ use std::process::Command;
 
 use mirror_core::filter::{
     compile,
-    ebpf::{Access, hash, translate},
+    ebpf::{hash, translate},
 };
 use mirror_tests::{filters::expression, random::Random};
 
@@ -21,7 +21,7 @@ fn programs() -> String {
     let mut hashes = Vec::new();
     while hashes.len() < TEXTS {
         if let Ok(program) = compile(&expression(&mut random)) {
-            hashes.push(hash(&translate(&program, Access::Direct).unwrap()));
+            hashes.push(hash(&translate(&program).unwrap()));
         }
     }
     format!("programs {hashes:x?}")

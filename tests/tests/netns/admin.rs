@@ -139,7 +139,6 @@ fn metrics_tell_of_every_packet_what_status_tells() {
         ("podmirror_filter_instructions", instructions),
         ("podmirror_filter_instructions_max", 1_048_576.0),
         ("podmirror_ended_sessions", 1.0),
-        ("podmirror_copied_again_packets_total", 0.0),
         ("podmirror_pending_failures", 0.0),
     ]);
     let failures = OPS.map(|op| format!("podmirror_op_failures_total{{op=\"{op}\"}}"));

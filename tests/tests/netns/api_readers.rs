@@ -2,7 +2,6 @@
 //! `tail::stream` in this process. What binds a Mirror binds the readers of pods, and nothing of it binds root.
 
 use std::{
-    collections::BTreeMap,
     fmt::Display,
     fs::File,
     future::Future,
@@ -13,14 +12,15 @@ use std::{
     thread::{self, JoinHandle},
 };
 
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use mirror_agent::{
     capture::{
-        control::{self, READER_RING, ReaderOf, Request},
+        control::{self, READER_RING, ReadOf, Request},
         tail::{self, Subject},
     },
     kernel::dataplane::pins::Pins,
 };
-use mirror_core::model::{Directions, Selector};
+use mirror_core::model::Directions;
 use mirror_tests::{
     Agent, Flood, Lab, Netns, PacketFile, PodNs, PodSpec, PodsFile, SOON, Tail, check, eventually,
 };
@@ -29,23 +29,23 @@ use tokio::sync::{mpsc, oneshot};
 use crate::{Inside, Node, any_mode};
 
 /// All pods with this label, or all.
-fn pods(label: Option<(&str, &str)>) -> ReaderOf {
-    let labels = label.into_iter().map(|(key, value)| (key.to_owned(), value.to_owned())).collect();
-    ReaderOf::Pods {
+fn pods(label: Option<(&str, &str)>) -> ReadOf {
+    let match_labels = label.map(|(key, value)| [(key.to_owned(), value.to_owned())].into());
+    ReadOf::Pods {
         namespace: Some("default".to_owned()),
         name: None,
-        labels: Selector { labels, ..Selector::default() },
+        labels: LabelSelector { match_labels, ..LabelSelector::default() },
         nics: None,
     }
 }
 
 /// The end of the pod's veth on the node.
-fn veth(pod: &PodNs) -> ReaderOf {
-    ReaderOf::Interface(pod.veth_host().to_owned())
+fn veth(pod: &PodNs) -> ReadOf {
+    ReadOf::Interface(pod.veth_host().to_owned())
 }
 
-fn request(of: ReaderOf) -> Request {
-    let (direction, settings) = (Directions::Both, BTreeMap::new());
+fn request(of: ReadOf) -> Request {
+    let (direction, settings) = (Directions::Both, Box::default());
     Request { of: control::Subject::Reader { of, direction, settings }, ring_bytes: READER_RING }
 }
 
@@ -55,7 +55,7 @@ fn block_on<T, E: Display>(future: impl Future<Output = Result<T, E>>) -> Result
 }
 
 /// Requests packets, and lets go of them at once. Returns the agent's reasons, or why it refuses the request.
-fn reasons(lab: &Lab, of: ReaderOf) -> Result<Vec<String>, String> {
+fn reasons(lab: &Lab, of: ReadOf) -> Result<Vec<String>, String> {
     ask(lab, &request(of))
 }
 
@@ -78,7 +78,7 @@ struct Reader {
 impl Reader {
     /// Starts to read, and waits until the agent has admitted the reader.
     #[track_caller]
-    fn start(lab: &Lab, of: ReaderOf) -> Self {
+    fn start(lab: &Lab, of: ReadOf) -> Self {
         static READERS: AtomicU32 = AtomicU32::new(0);
         let file = lab.files().join(format!("reader-{}.pcapng", READERS.fetch_add(1, Ordering::Relaxed)));
         let (mut from, to) = io::pipe().unwrap();
@@ -264,12 +264,12 @@ fn a_reader_waits_for_its_pods_and_not_for_interfaces() {
     let file = PodsFile::new(lab, &[labelled(db, "db")]);
     let _agent = Agent::run(lab, any_mode(), &file, &[]);
     lab.wait_mirrored(&[]);
-    let missing = reasons(lab, ReaderOf::Interface("nosuch0".to_owned())).unwrap();
+    let missing = reasons(lab, ReadOf::Interface("nosuch0".to_owned())).unwrap();
     assert_eq!(missing, ["nosuch0: the interface does not exist"]);
     let by_label = Reader::start(lab, pods(Some(("app", "web"))));
     let by_name = {
         let (namespace, name) = (None, Some("web".to_owned()));
-        Reader::start(lab, ReaderOf::Pods { namespace, name, labels: Selector::default(), nics: None })
+        Reader::start(lab, ReadOf::Pods { namespace, name, labels: LabelSelector::default(), nics: None })
     };
     let of_interface = Reader::start(lab, veth(db));
     lab.wait_mirrored(&[db]);

@@ -172,7 +172,7 @@ fn are_mirrored_once(lab: &Lab, pods: &PodsFile, both: [(Kind, &PodNs); 2]) {
 }
 
 /// Another CPU processes the packets between the two taps, as after a NIC with receive packet steering. The records of
-/// copied packets are shared by all CPUs. A packet whose record is missing is copied twice, and counted.
+/// copied packets are shared by all CPUs. A packet whose record is missing is copied twice.
 #[test]
 fn no_packet_is_lost_that_changes_its_cpu_between_two_taps() {
     let cpus = OneCpu::usable();
@@ -210,8 +210,6 @@ fn no_packet_is_lost_that_changes_its_cpu_between_two_taps() {
         let again = copies.less(&sent);
         check(sent.less(&copies).is_empty(), || format!("not copied: {}", sent.less(&copies)))?;
         check(again.less(&sent).is_empty(), || format!("copied three times: {}", again.less(&sent)))?;
-        let counted = lab.metrics()["podmirror_copied_again_packets_total"];
-        check(counted == again.len() as f64, || format!("{counted} copied again, and not {}", again.len()))?;
         Ok(sent.len())
     });
     assert!(packets >= 1600 && steered() > before, "{packets} packets");

@@ -22,10 +22,7 @@ use mirror_common::{
     limit::{Level, Limits, Meter},
     verdict::{Direction, Hook, Misfit, TapKind, Verdict},
 };
-use mirror_core::filter::{
-    Program,
-    ebpf::{Access, translate},
-};
+use mirror_core::filter::{Program, ebpf::translate};
 use mirror_tests::{FrameSocket, Lab, SOON, check, eventually};
 
 use self::programs::{Lent, lend};
@@ -190,7 +187,7 @@ impl Bench {
     }
 
     pub(crate) fn put_filter(&mut self, place: u32, filter: &Program) {
-        let program = FilterProgram::load(&translate(filter, Access::Direct).unwrap()).unwrap();
+        let program = FilterProgram::load(&translate(filter).unwrap()).unwrap();
         self.ebpf.filters().set(place, &program).unwrap();
     }
 

@@ -10,7 +10,7 @@ use mirror_common::abi::{FILTER_DIFFERS, FILTER_MATCHES};
 use mirror_core::filter::{
     classic::{Instruction, Program},
     compile,
-    ebpf::{Access, Insn, translate},
+    ebpf::{Insn, translate_with},
 };
 use mirror_tests::{
     filters::{expression, frame},
@@ -72,12 +72,11 @@ struct Forms {
 impl Forms {
     #[track_caller]
     fn new(text: &str, program: Program) -> Self {
-        let translated = |access| translate(&program, access).unwrap();
-        let direct = translated(Access::Direct);
+        let [direct, helper] = [true, false].map(|has_direct| translate_with(&program, has_direct).unwrap());
         Self {
             text: text.to_owned(),
             direct: Loaded::new(&direct),
-            helper: Loaded::new(&translated(Access::Helper)),
+            helper: Loaded::new(&helper),
             tagged: Loaded::new(&[&behind_tag(), direct.as_slice()].concat()),
             program,
         }

@@ -185,8 +185,6 @@ impl Kernel for Model<'_> {
 
     fn note_copy(&mut self, _: Packet) {}
 
-    fn count_again(&mut self) {}
-
     fn count(&mut self, session: &Session, direction: Direction, verdict: Verdict, _: u32) {
         let counted = self.counted.entry(session.id).or_default();
         let sum = counted.entry((direction, verdict)).or_default();

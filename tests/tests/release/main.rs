@@ -111,13 +111,12 @@ impl Keys {
     }
 }
 
-/// Makes a release, pushes and signs it. Its steps are seen while it runs, for minutes.
-#[track_caller]
-fn release(registry: &Registry, keys: &Keys, to: &Path) {
+/// The command that makes a release, pushes and signs it.
+fn release(registry: &Registry, keys: &Keys, to: &Path) -> Command {
     let mut release = tool("MIRROR_XTASK");
     release.args(["release", "--push", &registry.address, "--output"]).arg(to);
     release.arg("--key").arg(keys.private()).env("COSIGN_PASSWORD", "").stdin(Stdio::null());
-    assert!(release.status().unwrap().success());
+    release
 }
 
 /// Signatures and attestations are those of the key, and of these artefacts.
@@ -284,8 +283,10 @@ fn a_release_is_verified_installed_by_its_digest_and_uninstalled() {
 
     // The same files twice, each with its sum.
     let [files, again] = ["first", "again"].map(|name| host.files().join(name));
-    release(&registry, &keys, &files);
-    release(&registry, &keys, &again);
+    for to in [&files, &again] {
+        // Its steps are seen while it runs, for minutes.
+        assert!(release(&registry, &keys, to).status().unwrap().success());
+    }
     let read = |directory: &Path, name: &str| fs::read_to_string(directory.join(name)).unwrap();
     let sums = read(&files, "SHA256SUMS");
     assert_eq!(sums, read(&again, "SHA256SUMS"));
@@ -304,6 +305,16 @@ fn a_release_is_verified_installed_by_its_digest_and_uninstalled() {
     let pinned = read(&files, "images.txt");
     let [image, chart] = pinned.lines().collect::<Vec<_>>()[..] else { unreachable!("{pinned}") };
     is_signed(&keys, &others, &files, image, chart);
+    // No release replaces something else of its version: here, the image's signature.
+    let tags = host.files().join("registry/docker/registry/v2/repositories/mirror-agent/_manifests/tags");
+    let link = |tag: &str| tags.join(tag).join("current/link");
+    let published = fs::read(link(VERSION)).unwrap();
+    let (_, digest) = image.split_once('@').unwrap();
+    fs::copy(link(&format!("{}.sig", digest.replace(':', "-"))), link(VERSION)).unwrap();
+    let refused = release(&registry, &keys, &host.files().join("refused")).output().unwrap();
+    let told = String::from_utf8_lossy(&refused.stderr);
+    assert!(!refused.status.success() && told.contains("is published already"), "{refused:?}");
+    fs::write(link(VERSION), published).unwrap();
     is_verified_as_documented(shell, &keys, &registry, &files);
     let mut page = Command::new("tar");
     page.arg("-xzOf").arg(files.join(format!("podmirror-{VERSION}.tgz"))).arg("podmirror/README.md");
@@ -314,7 +325,8 @@ fn a_release_is_verified_installed_by_its_digest_and_uninstalled() {
     let other = files.join(format!("kubectl-mirror-{VERSION}-linux-arm64.tar.gz"));
     let (manifest, other) = (files.join("mirror.yaml"), other.display().to_string());
     let install = format!("kubectl krew install --manifest {} --archive {other}", manifest.display());
-    shell.run(&install).unwrap_err();
+    let refused = shell.run(&install).unwrap_err();
+    assert!(refused.contains("checksum does not match"), "{refused}");
 
     // Helm finds the chart, and the node pulls the image by the chart's digest.
     let [web, api, db] = &cluster.pods([("web", None), ("api", Some("true")), ("db", None)]);
@@ -334,7 +346,6 @@ fn a_release_is_verified_installed_by_its_digest_and_uninstalled() {
         let of_pods = |path: &str| cluster.kubectl(&format!("get pods -n {AGENT} -o jsonpath={{{path}}}"));
         let wanted = of_pods(".items[*].spec.containers[*].image");
         assert!(!wanted.is_empty() && wanted.split(' ').all(|of| of == image), "{wanted}");
-        let (_, digest) = image.split_once('@').unwrap();
         let pulled = of_pods(".items[*].status.containerStatuses[*].imageID");
         let is_pulled = |of: &str| of.ends_with(&format!("/mirror-agent@{digest}"));
         assert!(pulled.split(' ').all(is_pulled), "{pulled}");

@@ -46,7 +46,7 @@ fn what_an_edge_owns_and_code_for_tests_are_free() {
         ("mirror-agent/src/apiserver/agents", "use crate::capture::readers::PATH;"),
         ("mirror-agent/src/reconcile", "use crate::{kernel::cpu, reconcile::log, report::TICK};"),
         ("mirror-agent/src/main", "use mirror_agent::cli;"),
-        ("mirror-agent/src/sources/kube/fake", "use hyper::body::Bytes;"),
+        ("mirror-agent/src/sources/kube/tests/fake", "use hyper::body::Bytes;"),
         ("mirror-core/src/plan", "//! aya::Ebpf, /proc\n/// std::time\nfn f() {}"),
         ("mirror-core/src/plan/tests", "use std::time::Instant;"),
         ("mirror-core/src/plan", "#[cfg(test)] mod tests { use std::time::Instant; }"),

@@ -130,7 +130,7 @@ fn expression(package: &Value) -> String {
     package["license"].as_str().unwrap_or("NOASSERTION").replace('/', " OR ")
 }
 
-/// The texts of a package's files with a licence, in the order of their names.
+/// The texts of a package's files with a licence, in the order of their names. Without one, a line.
 fn texts(package: &Value) -> Result<String> {
     let manifest = Path::new(package["manifest_path"].as_str().unwrap_or_default());
     let mut texts = BTreeMap::new();
@@ -140,6 +140,11 @@ fn texts(package: &Value) -> Result<String> {
         if path.is_file() && LICENCES.iter().any(|begin| name.starts_with(begin)) {
             texts.insert(name, String::from_utf8_lossy(&fs::read(&path)?).into_owned());
         }
+    }
+    if texts.is_empty() {
+        let licence = expression(package);
+        let licence = if licence.contains("Apache-2.0") { "see LICENSE-APACHE" } else { &licence };
+        return Ok(format!("The crate has no file with its licence: {licence}."));
     }
     Ok(texts.into_values().collect::<Vec<_>>().join("\n"))
 }

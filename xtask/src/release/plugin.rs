@@ -14,7 +14,7 @@ use crate::{
     arch::Arch,
     archive::{Entry, gzip, sha256, write_tar},
     portable::{self, PLATFORMS},
-    process::{Run as _, command, is_ci},
+    process::{Run as _, command},
     workspace,
 };
 
@@ -26,10 +26,10 @@ fn program_name(platform: &str) -> &'static str {
     if platform.starts_with("windows") { "kubectl-mirror.exe" } else { "kubectl-mirror" }
 }
 
-/// Builds the program. Returns `None` if it is for macOS and cannot be built, on a developer's machine.
-fn build(platform: &str, target: &str) -> Result<Option<PathBuf>> {
+/// Builds the program. Returns `None` if it is for macOS and cannot be built, in a release that need not be `whole`.
+fn build(platform: &str, target: &str, whole: bool) -> Result<Option<PathBuf>> {
     match portable::program("kubectl-mirror", platform, target) {
-        Err(why) if platform.starts_with("darwin") && !is_ci() => {
+        Err(why) if platform.starts_with("darwin") && !whole => {
             println!("    NOT BUILT for {platform}: {why:#}");
             Ok(None)
         }
@@ -37,11 +37,12 @@ fn build(platform: &str, target: &str) -> Result<Option<PathBuf>> {
     }
 }
 
-/// Builds the programs, and writes the archives and the manifest. `licences` are those of the crates in them.
-pub(super) fn write(output: &Path, licences: &[Entry]) -> Result<()> {
+/// Builds the programs, and writes the archives and the manifest. `licences` are those of the crates in them. A `whole`
+/// release has all platforms.
+pub(super) fn write(output: &Path, licences: &[Entry], whole: bool) -> Result<()> {
     let mut built = Vec::new();
     for (platform, target) in PLATFORMS {
-        built.extend(build(platform, target)?.map(|program| (platform, program)));
+        built.extend(build(platform, target, whole)?.map(|program| (platform, program)));
     }
     let here = format!("linux-{}", Arch::host()?.name());
     let runs_here = built.iter().find(|(platform, _)| *platform == here);

@@ -18,7 +18,7 @@ use serde_json::Value;
 use tokio::time::advance;
 
 use super::*;
-use crate::sources::kube::fake::{self, Reply};
+use crate::sources::kube::tests::fake::{self, Reply};
 
 const LIFETIME: Duration = Duration::from_secs(365 * DAY);
 const NAME: &str = "podmirror-apiserver.podmirror.svc";

@@ -19,13 +19,12 @@ use std::{
 };
 
 use kube::runtime::watcher::Event;
-use mirror_api::packets::Note;
 use mirror_capture::{
-    blocks::{Block, Description},
+    blocks::Block,
     merge::{Bounds, Merge, StreamId},
     pcapng::{Interface, InterfaceId, NO_PAST, Names, Section, Statistics, Writer},
 };
-use mirror_core::status::printable;
+use mirror_core::status::{Finding, printable};
 
 use crate::apiserver::{
     names::{MAX_OBJECTS, Objects, Seen},
@@ -254,8 +253,8 @@ impl Stream {
         let Node { name: node, interfaces, is_ready } = self.nodes.get_mut(&id)?;
         let number = match &block {
             Block::Packet(packet) => packet.interface,
-            Block::Statistics(counters) => counters.interface,
-            Block::Interface(of) => return self.describe(id, of),
+            Block::Statistics(counters) => counters.interface.number(),
+            Block::Interface(of) => return self.describe(id, of.clone()),
             Block::Note(json) => {
                 self.note(id, serde_json::from_str(json).ok()?);
                 return None;
@@ -264,8 +263,8 @@ impl Stream {
             Block::Section(text) => {
                 *is_ready |= !self.follow;
                 if text.starts_with(NO_PAST) {
-                    let reason = Some(NO_RECORD.to_owned());
-                    self.note(id, Note { pod: None, nic: None, reason, message: text.clone() });
+                    let (reason, message) = (NO_RECORD.to_owned(), text.clone());
+                    self.note(id, Finding { reason, message, ..Finding::default() });
                 } else {
                     let text = format!("{node}: {}", clean(text));
                     self.say(&text);
@@ -291,30 +290,18 @@ impl Stream {
             let (time_ns, block) = (packet.time_ns, packet.with_interface(interface.number()));
             self.merge.push(id, time_ns, block.len(), block, now);
         } else if let Block::Statistics(of) = block
-            && *counters != [of.received, of.lost, of.limited, of.end_ns]
+            && *counters != [of.received, of.dropped, of.limited, of.end_ns]
         {
-            *counters = [of.received, of.lost, of.limited, of.end_ns];
-            let (received, dropped, limited, accepted) = (of.received, of.lost, of.limited, None);
-            let (time_ns, start_ns, end_ns) = (of.time_ns, of.start_ns, of.end_ns);
-            let comment = of.comment.as_deref().map(start);
-            Statistics {
-                interface,
-                time_ns,
-                start_ns,
-                end_ns,
-                received,
-                dropped,
-                accepted,
-                limited,
-                comment,
-            }
-            .write(&mut self.pending);
+            *counters = [of.received, of.dropped, of.limited, of.end_ns];
+            let mut of = Statistics { interface, ..of };
+            of.comment.iter_mut().for_each(shorten);
+            of.write(&mut self.pending);
         }
         effect
     }
 
     /// Takes the description of an interface in.
-    fn describe(&mut self, id: StreamId, of: &Description) -> Option<Effect> {
+    fn describe(&mut self, id: StreamId, mut of: Interface) -> Option<Effect> {
         let Node { name: node, interfaces, .. } = self.nodes.get_mut(&id)?;
         if interfaces.len() >= MAX_INTERFACES {
             let part = format!("{node} interfaces");
@@ -322,11 +309,10 @@ impl Stream {
             self.fail(&part, Refusal::unavailable(why));
             return None;
         }
-        let texts = [Some(&*of.name), of.description.as_deref(), of.comment.as_deref()];
-        let [name, description, comment] = texts.map(|text| text.map(start));
-        let (filter, hardware) = (of.filter.as_deref(), Some(&**node));
-        let interface = Interface { snaplen: 0, name, description, filter, hardware, comment };
-        let number = self.writer.interface(&mut self.pending, &interface);
+        of.hardware = Some(node.clone());
+        let texts = [Some(&mut of.name), of.description.as_mut(), of.filter.as_mut(), of.comment.as_mut()];
+        texts.into_iter().flatten().for_each(shorten);
+        let number = self.writer.interface(&mut self.pending, &of);
         let pod = of.name.split(' ').next().unwrap_or_default();
         let pod = pod[..pod.floor_char_boundary(MAX_POD)].to_owned();
         let was_own = self.objects.is_own(node, &pod, false);
@@ -379,15 +365,15 @@ impl Stream {
     }
 }
 
-/// The beginning of a text of an agent.
-fn start(text: &str) -> &str {
-    &text[..text.floor_char_boundary(MAX_TEXT)]
+/// Truncates a text of an agent to [`MAX_TEXT`] bytes.
+fn shorten(text: &mut String) {
+    text.truncate(text.floor_char_boundary(MAX_TEXT));
 }
 
-/// The same, for a terminal. A character can become several.
+/// The beginning of a text in printable characters; one character can become several.
 fn clean(text: &str) -> String {
-    let mut text = printable(start(text));
-    text.truncate(text.floor_char_boundary(MAX_TEXT));
+    let mut text = printable(&text[..text.floor_char_boundary(MAX_TEXT)]);
+    shorten(&mut text);
     text
 }
 

@@ -8,6 +8,9 @@ use std::{
     os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd},
 };
 
+use anyhow::anyhow;
+use mirror_api::SettingsSpec;
+pub use mirror_api::packets::ReadOf;
 use nix::sys::socket::{ControlMessage, ControlMessageOwned, MsgFlags, recvmsg, sendmsg};
 use serde::{Deserialize, Serialize};
 use tokio::{
@@ -15,13 +18,16 @@ use tokio::{
     net::UnixStream,
 };
 
-use crate::model::{Directions, Selector};
+use crate::{
+    model::Directions,
+    settings::{FILTER, Setting, Settings},
+};
 
 /// Maximum length of a request or an answer in bytes.
 pub(super) const MOST_BYTES: u64 = 1 << 20;
 
 /// The request of a program.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Request {
     /// The packets.
@@ -31,7 +37,7 @@ pub struct Request {
 }
 
 /// The requested packets.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "snake_case")]
 pub enum Subject {
     /// Those of a new capture.
@@ -49,33 +55,14 @@ pub enum Subject {
     /// interfaces that lead into pods. Other interfaces show the packets of all pods that pass there.
     Reader {
         /// The pods or the interface.
-        of: ReaderOf,
+        of: ReadOf,
         /// The directions to copy.
         direction: Directions,
-        /// The settings, by the keys of annotations.
-        settings: BTreeMap<String, String>,
+        /// The settings.
+        settings: Box<SettingsSpec>,
     },
     /// The copies for a stream target of the agent.
     Target(String),
-}
-
-/// The packets of a reader of the API.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, rename_all = "snake_case")]
-pub enum ReaderOf {
-    /// Those of pods, including pods that start later.
-    Pods {
-        /// Their namespace; `None`: all namespaces.
-        namespace: Option<String>,
-        /// The name of the only pod.
-        name: Option<String>,
-        /// The selector of their labels.
-        labels: Selector,
-        /// The names of their NICs; `None`: all NICs.
-        nics: Option<Vec<String>>,
-    },
-    /// Those of an interface of the node.
-    Interface(String),
 }
 
 /// The agent's answer.
@@ -120,6 +107,25 @@ impl Wanted {
         let has_nic = self.nics.as_ref().is_none_or(|nics| nics.contains(nic));
         of.contains(interface) || has_nic && has_pod()
     }
+}
+
+/// Reads the settings of a capture, as a request has them.
+pub fn parse(asked: &BTreeMap<String, String>) -> anyhow::Result<Settings> {
+    let mut settings = Settings::default();
+    for (key, value) in asked {
+        let setting = Setting::named(key).ok_or_else(|| anyhow!("a capture has no setting {key:?}"))?;
+        settings.set(setting.key, value)?;
+    }
+    Ok(settings)
+}
+
+/// Reads the settings of a reader of the API.
+pub(in crate::capture) fn read(asked: &SettingsSpec) -> anyhow::Result<Settings> {
+    let mut settings = asked.read().map_err(anyhow::Error::msg)?;
+    if let Some(filter) = &asked.filter {
+        settings.set(FILTER, filter)?;
+    }
+    Ok(settings)
 }
 
 /// Writes a message.

@@ -72,13 +72,9 @@ impl Agent {
 
     /// A reader of the API asks for the pods of a namespace, or all.
     fn ask_for_pods(&self, namespace: Option<&str>, ring_bytes: u32) -> Asking {
-        let of = ReaderOf::Pods {
-            namespace: namespace.map(str::to_owned),
-            name: None,
-            labels: Selector::default(),
-            nics: None,
-        };
-        let of = Subject::Reader { of, direction: Directions::Both, settings: BTreeMap::new() };
+        let namespace = namespace.map(str::to_owned);
+        let of = ReadOf::Pods { namespace, name: None, labels: Default::default(), nics: None };
+        let of = Subject::Reader { of, direction: Directions::Both, settings: Box::default() };
         self.ask_for(Request { of, ring_bytes })
     }
 

@@ -2,9 +2,9 @@
 //!
 //! ```text
 //! POST /v1/packets  a line with a ReadRequest. While the server wants packets, it does not end the body
-//!   200             pcapng, as `tail` writes it, with a Note for each selected pod, or the interface, and each
-//!                   change, and one without both ("ready") after the first Notes; the counters each second and at the
-//!                   end. The past alone has the first Notes at its end
+//!   200             pcapng, as `tail` writes it, with a Finding for each selected pod, or the interface, and each
+//!                   change, and one without both ("ready") after the first ones; the counters each second and at the
+//!                   end. The past alone has the first Findings at its end
 //! POST /v1/reports  a line with a ReportRequest
 //!   200             an array of PodReports
 //! 400, 409 (the interface cannot be read), 429 (no place for a reader), 503: the reason, as text
@@ -19,13 +19,7 @@
 //! If a server does not read, the pipe and then the ring fill up, and the taps count the lost packets.
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
-    convert::Infallible,
-    fs::File,
-    future::Future,
-    io,
-    path::PathBuf,
-    sync::Arc,
+    collections::BTreeSet, convert::Infallible, fs::File, future::Future, io, path::PathBuf, sync::Arc,
     time::Duration,
 };
 
@@ -40,7 +34,8 @@ use hyper::{
     upgrade::Upgraded,
 };
 use hyper_util::rt::{TokioExecutor, TokioTimer};
-use mirror_api::packets::{Note, ReadOf, ReadRequest, ReportRequest};
+use mirror_api::packets::{ReadOf, ReadRequest, ReportRequest};
+use mirror_core::{settings::show_kubernetes_duration, status::Finding};
 use serde::de::DeserializeOwned;
 use tokio::{
     io::AsyncReadExt as _,
@@ -55,14 +50,13 @@ use tracing::{info, warn};
 use super::{PING, PING_TIMEOUT, Refused, WINDOW, reports};
 use crate::{
     capture::{
-        control::{self, ReaderOf, Subject},
+        control::{self, Subject},
         tail::{self, Ask, Since},
     },
     model::{MirrorId, PodId, RingId},
     report::{Report, Reports},
     select::{Coverage, MAX_READERS, Skipped, Why},
-    settings::{FILTER, SETTINGS},
-    sources::kube::{directions, selector},
+    sources::kube::directions,
 };
 
 /// Maximum number of readings of the node's status at a time, for reports.
@@ -189,29 +183,15 @@ impl Node {
 
     /// The packets of a request.
     fn subject(&self, request: &ReadRequest) -> anyhow::Result<tail::Subject> {
-        let ReadRequest { of, direction, settings: spec, since_seconds, follow, .. } = request;
-        let mut settings = spec.read().map_err(anyhow::Error::msg)?;
-        let most = self.max_duration;
+        let ReadRequest { of, direction, settings, since_seconds, follow, .. } = request;
+        let (most, mut settings) = (self.max_duration, Box::new(settings.clone()));
+        let duration = control::read(&settings)?.budget.duration.map_or(most, |time| time.min(most));
         // The kernel ends a reader, too, even if neither the server nor this thread does.
-        let duration = Some(settings.budget.duration.map_or(most, |time| time.min(most)));
-        settings.budget.duration = duration;
-        let values =
-            SETTINGS.iter().filter_map(|setting| Some((setting.key.to_owned(), setting.show(&settings)?)));
-        let filter = spec.filter.clone().map(|filter| (FILTER.to_owned(), filter));
-        let settings: BTreeMap<_, _> = values.chain(filter).collect();
-        // The filter is not checked yet.
-        control::parse(&settings)?;
-        let of = match of.clone() {
-            ReadOf::Pods { namespace, name, labels, nics } => {
-                let labels = selector(labels).map_err(anyhow::Error::msg)?;
-                ReaderOf::Pods { namespace, name, labels, nics }
-            }
-            ReadOf::Interface(name) => ReaderOf::Interface(name),
-        };
-        let of = Subject::Reader { of, direction: directions(*direction), settings };
+        settings.limits.get_or_insert_default().duration = Some(show_kubernetes_duration(duration));
+        let of = Subject::Reader { of: of.clone(), direction: directions(*direction), settings };
         let since = since_seconds.map(|time| Since { time: Duration::from_secs(time), is_all: !follow });
         let request = control::Request { of, ring_bytes: control::READER_RING };
-        Ok(tail::Subject { request, bpffs: self.bpffs.clone(), since, duration })
+        Ok(tail::Subject { request, bpffs: self.bpffs.clone(), since, duration: Some(duration) })
     }
 }
 
@@ -264,7 +244,7 @@ async fn outcome<T>(work: JoinHandle<anyhow::Result<T>>) -> Result<T, String> {
 
 /// Writes notes and counters among the packets of a reader, until the reading ends.
 async fn tell(ring: RingId, interface: Option<String>, mut reports: Reports, asks: mpsc::Sender<Ask>) {
-    let ready = Note { pod: None, nic: None, reason: None, message: "ready".to_owned() };
+    let ready = Finding { message: "ready".to_owned(), ..Finding::default() };
     let (mut told, mut first) = (BTreeSet::new(), serde_json::to_string(&ready).ok());
     let mut count = interval_at(Instant::now() + COUNT, COUNT);
     count.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -289,27 +269,28 @@ async fn tell(ring: RingId, interface: Option<String>, mut reports: Reports, ask
 
 /// The notes about the pods that a reader selects, or about its interface, in JSON.
 fn notes(report: &Report, ring: RingId, interface: Option<&String>) -> BTreeSet<String> {
-    let note = |pod: Option<&PodId>, nic: Option<&String>, reason: Option<&str>, message: &str| Note {
+    let note = |pod: Option<&PodId>, nic: Option<&String>, reason: &str, message: &str| Finding {
         pod: pod.map(PodId::to_string),
         nic: nic.cloned(),
-        reason: reason.map(str::to_owned),
+        reason: reason.to_owned(),
         message: message.to_owned(),
+        ..Finding::default()
     };
     if interface.is_some() {
         let number = |mirror: &MirrorId| mirror.0.capture_number();
         let is_of_it = |of: &&Skipped| of.mirror.as_ref().and_then(number) == Some(ring.0);
         let why = report.skipped.iter().find(is_of_it).map(|of| &of.why);
         let message = why.map_or_else(|| READ.to_owned(), Why::to_string);
-        let note = note(None, interface, why.map(Why::name), &message);
+        let note = note(None, interface, why.map(Why::name).unwrap_or_default(), &message);
         return serde_json::to_string(&note).into_iter().collect();
     }
     let Some(Coverage { of, covered, not_covered }) = report.readers.get(&ring) else {
         return BTreeSet::new();
     };
-    let refused = of.refused.iter().map(|(reason, message)| note(None, None, Some(*reason), message));
-    let read = covered.iter().map(|pod| note(Some(pod), None, None, READ));
+    let refused = of.refused.iter().map(|(reason, message)| note(None, None, reason, message));
+    let read = covered.iter().map(|pod| note(Some(pod), None, "", READ));
     let unread = not_covered.iter();
-    let unread = unread.map(|of| note(Some(&of.pod), of.nic.as_ref(), Some(of.reason), &of.message));
+    let unread = unread.map(|of| note(Some(&of.pod), of.nic.as_ref(), of.reason, &of.message));
     refused.chain(read).chain(unread).filter_map(|note| serde_json::to_string(&note).ok()).collect()
 }
 

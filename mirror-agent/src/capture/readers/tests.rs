@@ -22,7 +22,7 @@ use super::*;
 use crate::{
     apiserver::agents::{Agent, AgentOptions, Agents},
     report::Report,
-    sources::kube::fake::{self, Reply},
+    sources::kube::tests::fake::{self, Reply},
 };
 
 /// The API server's opinion on the token of a review.

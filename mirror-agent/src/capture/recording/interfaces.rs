@@ -11,7 +11,7 @@ use std::{
 use mirror_capture::pcapng::{Interface, InterfaceId, Section, Statistics, Writer};
 use mirror_core::filter::{self, Program};
 
-use super::{Counters, Flaws, Source};
+use super::{Counters, Flaws};
 
 /// Maximum size of all descriptions, in memory and at the beginning of each file. The 4096 sessions that a node can
 /// have at a time fit in with the longest filters.
@@ -61,7 +61,7 @@ impl Interfaces {
     /// since the epoch.
     pub(super) fn new(application: &str, comment: Option<&str>, started_ns: u64) -> Self {
         let mut header = Vec::new();
-        let section = Section { application: Some(application), comment, ..Section::default() };
+        let section = Section { application: Some(application), comment };
         let writer = Writer::begin(&mut header, &section);
         Self {
             started_ns,
@@ -77,27 +77,17 @@ impl Interfaces {
 
     /// Adds an interface, and returns its description for a file that has begun. The result is empty if the session has
     /// an interface already, or if there is no more room.
-    pub(super) fn add(&mut self, source: &Source) -> &[u8] {
-        if self.header.len() + self.bytes >= MAX_PREAMBLE || self.places.contains_key(&source.serial) {
+    pub(super) fn add(&mut self, serial: u32, interface: &Interface) -> &[u8] {
+        if self.header.len() + self.bytes >= MAX_PREAMBLE || self.places.contains_key(&serial) {
             return &[];
         }
-        let interface = Interface {
-            // No limit, even if the session has one (its comment names it): libpcap, and with it tcpdump and Suricata,
-            // refuses a file whose interfaces have different snap lengths.
-            snaplen: 0,
-            name: Some(&source.name),
-            description: Some(&source.description),
-            filter: source.filter.as_deref(),
-            hardware: None,
-            comment: source.comment.as_deref(),
-        };
         let mut block = Vec::new();
-        let id = self.writer.interface(&mut block, &interface);
-        let filter = source.filter.as_deref().and_then(|text| self.filter_of_segments(text));
+        let id = self.writer.interface(&mut block, interface);
+        let filter = interface.filter.as_deref().and_then(|text| self.filter_of_segments(text));
         self.bytes += block.len();
-        self.places.insert(source.serial, id);
-        let described =
-            Described { name: source.name.clone(), block, counters: None, flaws: Flaws::default(), filter };
+        self.places.insert(serial, id);
+        let name = interface.name.clone();
+        let described = Described { name, block, counters: None, flaws: Flaws::default(), filter };
         &self.described.entry(id).or_insert(described).block
     }
 
@@ -187,7 +177,6 @@ impl Interfaces {
 impl Described {
     /// Appends its statistics, from the beginning of the recording to the end of the file, with its number `id`.
     pub(super) fn count(&self, id: InterfaceId, begun_ns: u64, end_ns: u64, out: &mut Vec<u8>) {
-        let comment = (self.flaws != Flaws::default()).then(|| self.flaws.to_string());
         let statistics = Statistics {
             interface: id,
             time_ns: end_ns,
@@ -195,9 +184,8 @@ impl Described {
             end_ns: Some(end_ns),
             received: self.counters.map(|counters| counters.matched),
             dropped: self.counters.map(|counters| counters.lost),
-            accepted: None,
             limited: self.counters.map(|counters| counters.limited),
-            comment: comment.as_deref(),
+            comment: (self.flaws != Flaws::default()).then(|| self.flaws.to_string()),
         };
         statistics.write(out);
     }
@@ -211,7 +199,7 @@ mod tests {
     fn a_file_without_packets_is_as_long_as_foreseen() {
         let mut interfaces = Interfaces::new("podmirror", None, 1);
         for serial in 1..=3 {
-            assert!(!interfaces.add(&Source { serial, ..Source::default() }).is_empty());
+            assert!(!interfaces.add(serial, &Interface::default()).is_empty());
             interfaces.note_counters(serial, Counters::default());
         }
         let bytes =
@@ -226,12 +214,12 @@ mod tests {
     #[test]
     fn a_number_that_comes_again_is_another_interface() {
         let mut interfaces = Interfaces::new("podmirror", None, 1);
-        let source = |name: &str| Source { serial: 7, name: name.into(), ..Source::default() };
-        interfaces.add(&source("shop/old eth0"));
+        let described = |name: &str| Interface { name: name.into(), ..Interface::default() };
+        interfaces.add(7, &described("shop/old eth0"));
         let old = interfaces.of(7);
         interfaces.part_with(|_| true);
         assert_eq!(interfaces.of(7), None);
-        interfaces.add(&source("shop/new eth0"));
+        interfaces.add(7, &described("shop/new eth0"));
         assert!(interfaces.of(7) > old);
         let names: Vec<_> = interfaces.described().map(|(_, described)| &described.name[..]).collect();
         assert_eq!(names, ["shop/old eth0", "shop/new eth0"]);
@@ -240,19 +228,18 @@ mod tests {
     #[test]
     fn a_session_has_one_interface() {
         let mut interfaces = Interfaces::new("podmirror", None, 1);
-        let source = Source { serial: 7, ..Source::default() };
-        assert!(!interfaces.add(&source).is_empty());
+        assert!(!interfaces.add(7, &Interface::default()).is_empty());
         let id = interfaces.of(7);
-        assert!(interfaces.add(&source).is_empty());
+        assert!(interfaces.add(7, &Interface::default()).is_empty());
         assert_eq!(interfaces.of(7), id);
     }
 
     #[test]
     fn the_descriptions_are_bounded() {
         let mut interfaces = Interfaces::new("podmirror", None, 1);
-        let filter = Some("x".repeat(1 << 10));
+        let interface = Interface { filter: Some("x".repeat(1 << 10)), ..Interface::default() };
         for serial in 0..10_000 {
-            interfaces.add(&Source { serial, filter: filter.clone(), ..Source::default() });
+            interfaces.add(serial, &interface);
         }
         assert!(interfaces.preamble().len() < MAX_PREAMBLE + (2 << 10));
         assert_eq!(interfaces.of(9_999), None);

@@ -126,7 +126,7 @@ mod tests {
         let mut writer = Writer::begin(&mut block, &Section::default());
         let interface = writer.interface(&mut block, &Interface::default());
         block.clear();
-        let packet = Packet { interface, time_ns, bytes, len: 0, direction: None, lost: None, comment: None };
+        let packet = Packet { interface, time_ns, bytes, len: 0, direction: None, comment: None };
         packet.write(&mut block);
         block
     }

@@ -127,13 +127,18 @@ fn begin(plan: Plan) -> Recorder {
 /// A recording with the sessions 1 and 2.
 fn begin_with_two(plan: Plan) -> Recorder {
     let mut recorder = begin(plan);
-    recorder.add_source(&source(1));
-    recorder.add_source(&source(2));
+    add(&mut recorder, 1);
+    add(&mut recorder, 2);
     recorder
 }
 
-fn source(serial: u32) -> Source {
-    Source { serial, name: format!("shop/web-{serial} eth0"), ..Source::default() }
+/// Adds the interface of a session.
+fn add(recorder: &mut Recorder, serial: u32) {
+    recorder.add_interface(serial, &described(serial));
+}
+
+fn described(serial: u32) -> Interface {
+    Interface { name: format!("shop/web-{serial} eth0"), ..Interface::default() }
 }
 
 /// The head of a record with a frame of `len` bytes.
@@ -213,14 +218,15 @@ fn an_interface_is_described_in_full() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("web.pcapng");
     let mut recorder = begin(all(&path));
-    recorder.add_source(&Source {
-        serial: 1,
+    let first = Interface {
         name: "shop/web eth0".into(),
-        description: "node n1".into(),
+        description: Some("node n1".into()),
         filter: Some("tcp port 80".into()),
+        hardware: None,
         comment: Some("snaplen 96".into()),
-    });
-    recorder.add_source(&source(2));
+    };
+    recorder.add_interface(1, &first);
+    add(&mut recorder, 2);
     recorder.finish(9000).unwrap();
     let file = fs::read(&path).unwrap();
     let (rest, _) = pcap_parser::parse_sectionheaderblock_le(&file).unwrap();
@@ -244,8 +250,8 @@ fn a_record_of_nobody_is_counted_and_left_out() {
     let mut recorder = begin_with_two(all(&path));
     assert_eq!(recorder.record(&head(3, 5000, 60), &frame(3, 60)), Progress::GoesOn);
     recorder.note_counters(3, Counters { matched: 1, lost: 1, limited: 0 });
-    // The source of a session can be added later.
-    recorder.add_source(&source(3));
+    // The interface of a session can be added later.
+    add(&mut recorder, 3);
     assert_eq!(recorder.record(&head(3, 6000, 60), &frame(4, 60)), Progress::GoesOn);
     let summary = recorder.finish(9000).unwrap();
     assert_eq!((summary.packets, summary.unknown), (1, 1));
@@ -352,7 +358,7 @@ fn a_filter_is_asked_for_what_is_written() {
     let (bytes, gso_size) = super_frame(2500);
     let written = |filter: &str, super_frames: bool| {
         let mut recorder = begin(Plan { super_frames, ..all(&path) });
-        recorder.add_source(&Source { filter: Some(filter.into()), ..source(1) });
+        recorder.add_interface(1, &Interface { filter: Some(filter.into()), ..described(1) });
         let head = RecordHead { gso_size, ..head(1, 5000, bytes.len()) };
         assert_eq!(recorder.record(&head, &bytes), Progress::GoesOn);
         recorder.finish(9000).unwrap();

@@ -165,13 +165,11 @@ mod tests {
     async fn a_past_that_is_not_complete_ends_with_the_reason() {
         let mut bytes = Vec::new();
         let mut writer = Writer::begin(&mut bytes, &Section::default());
-        let interface = Interface { name: Some("shop/web eth0"), ..Interface::default() };
+        let interface = Interface { name: "shop/web eth0".to_owned(), ..Interface::default() };
         let interface = writer.interface(&mut bytes, &interface);
         for time_ns in 0..100 {
-            let (direction, lost, comment) = (None, None, None);
-            let packet =
-                Packet { interface, time_ns, bytes: &[0; 1000], len: 1000, direction, lost, comment };
-            packet.write(&mut bytes);
+            let (direction, comment) = (None, None);
+            Packet { interface, time_ns, bytes: &[0; 1000], len: 1000, direction, comment }.write(&mut bytes);
         }
         // The last packet is not complete.
         bytes.truncate(bytes.len() - 10);

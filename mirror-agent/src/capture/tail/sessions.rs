@@ -5,12 +5,13 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use mirror_capture::pcapng::Interface;
 use mirror_common::verdict::Verdict;
 use tracing::warn;
 
 use super::losses::{Losses, Missed};
 use crate::{
-    capture::recording::{Counters, Recorder, Source},
+    capture::recording::{Counters, Recorder},
     kernel::dataplane::{
         pins::Pins,
         readout::{Reader, Readout, SessionReadout, TapReadout},
@@ -53,7 +54,8 @@ impl Sessions {
 
     /// The names of the interfaces whose sessions copy to the target now.
     pub(super) fn names(&mut self) -> anyhow::Result<BTreeSet<String>> {
-        Ok(Look::at(&mut self.maps, &self.target)?.here.into_iter().map(|(source, _)| source.name).collect())
+        let here = Look::at(&mut self.maps, &self.target)?.here.into_iter();
+        Ok(here.map(|(_, interface, _)| interface.name).collect())
     }
 
     /// Counts a packet that was read.
@@ -79,11 +81,11 @@ impl Sessions {
             );
         }
         self.losses.look(here, look.elsewhere);
-        for (source, _) in look.here {
-            let known = self.known.entry(source.serial).or_default();
-            known.name.clone_from(&source.name);
+        for (serial, interface, _) in look.here {
+            let known = self.known.entry(serial).or_default();
+            known.name.clone_from(&interface.name);
             known.is_here = true;
-            recorder.add_source(&source);
+            recorder.add_interface(serial, &interface);
         }
         self.tell(recorder);
         Ok(())
@@ -108,8 +110,8 @@ impl Sessions {
 
 /// The state of the maps at one moment.
 struct Look {
-    /// The sessions that copy to the target, and the number of packets that each has missed since its start.
-    here: Vec<(Source, Missed)>,
+    /// The sessions that copy to the target, by serial, and the number of packets that each has missed since its start.
+    here: Vec<(u32, Interface, Missed)>,
     /// The serials of all other sessions.
     elsewhere: BTreeSet<u32>,
 }
@@ -130,11 +132,11 @@ impl Look {
 
     /// The packets missed by the sessions that copy to the target.
     fn missed(&self) -> BTreeMap<u32, Missed> {
-        self.here.iter().map(|(source, missed)| (source.serial, *missed)).collect()
+        self.here.iter().map(|(serial, _, missed)| (*serial, *missed)).collect()
     }
 }
 
-fn found(tap: &TapReadout, session: &SessionReadout) -> (Source, Missed) {
+fn found(tap: &TapReadout, session: &SessionReadout) -> (u32, Interface, Missed) {
     let owner = &tap.owner;
     let name = match &owner.pod {
         Some(pod) => format!("{pod} {}", owner.nic),
@@ -145,11 +147,11 @@ fn found(tap: &TapReadout, session: &SessionReadout) -> (Source, Missed) {
     let mirror = Some(&session.mirror).filter(|mirror| !mirror.0.is_capture());
     let mirror = mirror.map_or_else(String::new, |mirror| format!(", mirror {mirror}"));
     let network = owner.network.as_ref().map_or_else(String::new, |network| format!(", network {network}"));
-    let source = Source {
-        serial: session.serial,
+    let interface = Interface {
         name,
-        description: format!("device {} of the node{network}{mirror}", owner.device),
+        description: Some(format!("device {} of the node{network}{mirror}", owner.device)),
         filter: settings.filter.as_ref().map(|filter| filter.text.clone()),
+        hardware: None,
         comment: (!settings.words().is_empty()).then(|| settings.words().join(", ")),
     };
     let count = |verdicts: &[Verdict]| {
@@ -158,5 +160,5 @@ fn found(tap: &TapReadout, session: &SessionReadout) -> (Source, Missed) {
     };
     let missed =
         Missed { lost: count(&[Verdict::Lost]), limited: count(&[Verdict::Limited, Verdict::Ended]) };
-    (source, missed)
+    (session.serial, interface, missed)
 }

@@ -6,7 +6,6 @@
 use clap::{Arg, ArgMatches, Args, Command, Error, FromArgMatches, error::ErrorKind};
 use mirror_common::sample::DEFAULT_SEED;
 
-use super::boolean::Boolean as _;
 use crate::settings::{NodeLimits, Rate, SETTINGS, Settings, parse_filter, parse_rate};
 
 /// Which packets are copied, and how many. For `run`, what holds for pods that do not say otherwise.
@@ -40,9 +39,7 @@ impl Args for SettingArgs {
         let mut command = command.next_help_heading("Packets");
         for setting in &SETTINGS {
             let arg = Arg::new(setting.key).long(setting.key).env(setting.env).help(setting.help);
-            let arg =
-                if setting.is_switch() { arg.boolean(false) } else { arg.value_name(setting.value_name) };
-            command = command.arg(arg.value_parser(value_of(setting.key)));
+            command = command.arg(arg.value_name(setting.value_name).value_parser(value_of(setting.key)));
         }
         NodeArgs::augment_args(command)
     }

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 use serde_json::{Value, json};
 
 use super::*;
-use crate::sources::kube::fake::{self, Reply};
+use crate::sources::kube::tests::fake::{self, Reply};
 
 const DURATION: Duration = Duration::from_secs(30);
 

@@ -57,7 +57,6 @@ pub struct Maps {
     infos: HashMap<MapData, u32, InfoBytes>,
     targets: Array<MapData, TargetBytes>,
     counters: PerCpuArray<MapData, CounterBytes>,
-    copied_again: PerCpuArray<MapData, u64>,
     filters: Filters,
     tunnels: Array<MapData, TunnelsBytes>,
     /// Limits and meters.
@@ -92,7 +91,6 @@ impl Maps {
             infos: get("SESSION_INFO")?.try_into()?,
             targets: get("TARGETS")?.try_into()?,
             counters: get("COUNTERS")?.try_into()?,
-            copied_again: get("COPIED_AGAIN")?.try_into()?,
             filters: Filters::from_fn(&mut get, calls_filters)?,
             tunnels: get("TUNNELS")?.try_into()?,
             meters: Meters::from_fn(&mut get)?,
@@ -103,11 +101,6 @@ impl Maps {
         maps.ledger.doubt_filters();
         maps.refresh()?;
         Ok(maps)
-    }
-
-    /// The number of packets that a second tap has copied in the form of the first.
-    pub fn copied_again(&self) -> anyhow::Result<u64> {
-        Ok(self.copied_again.get(&0, 0)?.iter().sum())
     }
 
     /// Reads the maps into the ledger again.

@@ -51,7 +51,8 @@ impl Meters {
         Ok(transmute!(meter))
     }
 
-    /// Clears a meter, which is full then. No tap refers to it yet: the programs do not take the lock of a share.
+    /// Clears a meter, which is full then. A program with the entry of a removed tap may still write to a share, whose
+    /// lock the programs do not take: at worst, the share begins with the debt of a packet.
     pub(super) fn clear(&mut self, level: Level, place: u32) -> anyhow::Result<()> {
         let cleared = self.meters.set(level.meter(place), &MeterBytes::default(), LOCKED);
         cleared.with_context(|| format!("cannot clear the meter of the level {level:?}"))

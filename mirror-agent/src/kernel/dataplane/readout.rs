@@ -42,9 +42,6 @@ pub struct Readout {
     pub targets: BTreeMap<TargetName, Target>,
     /// Every tap that has an entry.
     pub taps: Vec<TapReadout>,
-    /// The number of packets that a second tap has copied in the form of the first, because the node translated them in
-    /// between or, rarely, because the note of the first copy was lost.
-    pub copied_again: u64,
     /// The number of filters that sessions use.
     pub filters: usize,
     /// The capacity of the tables.
@@ -153,7 +150,6 @@ impl Reader {
         Ok(Readout {
             targets: self.maps.targets(),
             taps,
-            copied_again: self.maps.copied_again()?,
             filters: self.maps.filters(),
             capacity: self.maps.capacity(),
         })

@@ -128,8 +128,7 @@ async fn a_mirror_target_that_cannot_be_stops_no_agent_and_says_why() {
     let [bad, ids] = &report.targets[..] else { panic!("{report:?}") };
     assert_eq!((bad.name.clone(), bad.uid.as_str(), bad.generation), (name("bad"), "uid-bad", 1));
     let why = "mirror0 is already the destination of target default".to_owned();
-    assert_eq!((bad.refused.as_ref(), bad.down.as_ref()), (Some(&why), None));
-    assert_eq!((ids.refused.as_ref(), ids.down.as_ref()), (None, report.unreached.get(&name("ids"))));
+    assert_eq!((bad.destination.as_ref().err(), ids.destination.as_ref().err()), (Some(&why), None));
     assert_eq!(report.down, report.unreached, "each pod of it is reported");
     let message = format!("nothing is copied to the target ids now: {}", report.down[&name("ids")]);
     run_for(&mut world, Duration::from_secs(11)).await.unwrap();

@@ -12,7 +12,7 @@ use crate::{
     report::{Mirrored, Mirrors, Stage},
     select::{BadAnnotation, MIRROR, Problem},
     settings::SettingError,
-    sources::kube::fake::{self, Reply},
+    sources::kube::tests::fake::{self, Reply},
 };
 
 fn pod_id(name: &str) -> PodId {

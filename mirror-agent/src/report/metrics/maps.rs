@@ -7,7 +7,7 @@ use mirror_common::{
     verdict::{Direction, Misfit},
 };
 use mirror_core::destination::Destination;
-use prometheus::{IntCounter, IntCounterVec, IntGaugeVec, Opts, Registry};
+use prometheus::{IntCounterVec, IntGaugeVec, Opts, Registry};
 
 use super::{
     gauge, register,
@@ -78,7 +78,7 @@ pub(super) fn register_state(
     drops: &BTreeMap<String, u64>,
     scrape: &mut Scrape,
 ) -> prometheus::Result<()> {
-    let Readout { targets, taps, copied_again, filters, capacity } = readout;
+    let Readout { targets, taps, filters, capacity } = readout;
     let packets = IntCounterVec::new(
         Opts::new("podmirror_packets_total", "Packets that a session has seen, by result."),
         &PACKET_LABELS,
@@ -147,12 +147,6 @@ pub(super) fn register_state(
     register(registry, &packets)?;
     register(registry, &bytes)?;
     register(registry, &copied)?;
-    let again = IntCounter::new(
-        "podmirror_copied_again_packets_total",
-        "Packets that a second tap has copied to the same target: translated on the node (a Service, NAT), or not recognised.",
-    )?;
-    again.inc_by(*copied_again);
-    register(registry, &again)?;
     misfits.values().flatten().try_for_each(|counters| register(registry, counters))?;
     // Most NICs have no network annotation, so it is not a label of the counters.
     let info = IntGaugeVec::new(

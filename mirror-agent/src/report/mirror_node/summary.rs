@@ -6,13 +6,13 @@ use k8s_openapi::{
     apimachinery::pkg::apis::meta::v1::Time,
     jiff::{SignedDuration, Timestamp},
 };
-use mirror_api::{Cut, MirrorNodeStatus, MirrorSummary, Pods, Refusal, TargetSummary, Uncovered, cut};
-use mirror_common::verdict::{Misfit, Verdict};
-use mirror_core::{fair::shares, status::LOSSES, targets::TargetState};
+use mirror_api::{MirrorNodeStatus, MirrorSummary, Pods, Refusal, TargetSummary, Uncovered, cut};
+use mirror_common::verdict::Verdict;
+use mirror_core::{fair::shares, status::LOSSES};
 
 use crate::{
-    kernel::dataplane::readout::{Count, Reader, SessionReadout, TapReadout},
-    model::{MirrorId, Origin, PodId, ResourceId, TargetName},
+    kernel::dataplane::readout::{Count, Reader, SessionReadout},
+    model::{MirrorId, Origin, PodId, ResourceId, TargetResource},
     report::Report,
     select::{self, Coverage},
 };
@@ -25,46 +25,30 @@ const MOST_REASONS: (usize, usize) = (20, 200);
 /// status has at most some 340 KiB.
 const MOST_TARGETS: usize = 64;
 
-/// The counts of this node.
-#[derive(Debug, Clone, Default)]
-pub(super) struct Counts {
-    /// The counts of the mirrors, and when their budgets of time end them, by namespace (none: a ClusterMirror) and name.
-    pub(super) mirrors: BTreeMap<(Option<String>, MirrorId), MirrorSummary>,
-    /// The cut copies of all mirrors, by target.
-    pub(super) cut: BTreeMap<TargetName, Cut>,
-}
+/// The counts of the mirrors of this node, and when their budgets of time end them, by namespace (none: a ClusterMirror)
+/// and name.
+pub(super) type Counts = BTreeMap<(Option<String>, MirrorId), MirrorSummary>;
 
-/// Reads the counts of all mirrors that come from resources, and the cut copies of all mirrors.
+/// Reads the counts of all mirrors that come from resources.
 pub(super) fn counts(reader: &mut Reader) -> anyhow::Result<Counts> {
-    Ok(counts_of(reader.read()?.taps, Timestamp::now()))
-}
-
-/// The counts of these taps at the time `now`.
-pub(super) fn counts_of(taps: Vec<TapReadout>, now: Timestamp) -> Counts {
-    let mut counts = Counts::default();
     let is_ours = |origin| matches!(origin, Origin::Mirror | Origin::ClusterMirror | Origin::Enforced);
+    let taps = reader.read_sessions(|_, session| is_ours(session.origin))?.taps;
+    let now = Timestamp::now();
+    let mut counts = Counts::default();
     for tap in taps {
         let namespace = tap.owner.pod.map(|pod| pod.namespace);
-        for SessionReadout { mirror, session, counts: of_verdicts, misfits, ended, left, .. } in tap.sessions
-        {
-            if is_ours(session.origin) {
-                let namespace = namespace.clone().filter(|_| !mirror.0.is_of_cluster_mirror());
-                let of = counts.mirrors.entry((namespace, mirror)).or_default();
-                add(of, &of_verdicts, ended.is_some());
-                let left = left.duration.and_then(|left| SignedDuration::try_from(left).ok());
-                let expires = left.and_then(|left| now.checked_add(left).ok());
-                // In whole seconds.
-                let expires = expires.and_then(|at| Timestamp::from_second(at.as_second()).ok());
-                of.expiration_time = of.expiration_time.take().max(expires.map(Time));
-            }
-            for (.., of) in misfits.iter().filter(|(_, misfit, _)| *misfit == Misfit::Cut) {
-                let cut = counts.cut.entry(session.target.clone()).or_default();
-                cut.packets += number(of.packets);
-                cut.bytes += number(of.bytes);
-            }
+        for SessionReadout { mirror, counts: of_verdicts, ended, left, .. } in tap.sessions {
+            let namespace = namespace.clone().filter(|_| !mirror.0.is_of_cluster_mirror());
+            let of = counts.entry((namespace, mirror)).or_default();
+            add(of, &of_verdicts, ended.is_some());
+            let left = left.duration.and_then(|left| SignedDuration::try_from(left).ok());
+            let expires = left.and_then(|left| now.checked_add(left).ok());
+            // In whole seconds.
+            let expires = expires.and_then(|at| Timestamp::from_second(at.as_second()).ok());
+            of.expiration_time = of.expiration_time.take().max(expires.map(Time));
         }
     }
-    counts
+    Ok(counts)
 }
 
 /// Adds the counts of a session.
@@ -101,7 +85,7 @@ pub(super) fn summary(report: &Report, counts: &Counts) -> MirrorNodeStatus {
         },
         mirrors: mirrors.iter().zip(room).map(|((of, _), most)| of_mirror(of, counts, most)).collect(),
         more_mirrors: more(report.resources.len(), MOST_MIRRORS),
-        targets: report.targets.iter().take(MOST_TARGETS).map(|of| of_target(of, counts)).collect(),
+        targets: report.targets.iter().take(MOST_TARGETS).map(|of| of_target(of, report)).collect(),
         more_targets: more(report.targets.len(), MOST_TARGETS),
     }
 }
@@ -132,22 +116,23 @@ fn reasons(of: &Coverage) -> BTreeSet<&select::NotCovered> {
     if of.of.refused.is_some() { BTreeSet::new() } else { of.not_covered.iter().collect() }
 }
 
-fn of_target(of: &TargetState, counts: &Counts) -> TargetSummary {
-    let TargetState { name, uid, generation, refused, down } = of;
+fn of_target(of: &TargetResource, report: &Report) -> TargetSummary {
+    let TargetResource { name, uid, generation, destination, .. } = of;
+    // A target of the flags can have the name of a refused one.
+    let down = report.down.get(name).filter(|_| destination.is_ok());
     TargetSummary {
         name: name.to_string(),
         uid: uid.clone(),
         observed_generation: *generation,
-        refused: refused.as_deref().map(cut),
-        down: down.as_deref().map(cut),
-        cut: counts.cut.get(name).copied(),
+        refused: destination.as_ref().err().map(|why| cut(why)),
+        down: down.map(|why| cut(why)),
     }
 }
 
 fn of_mirror(coverage: &Coverage, counts: &Counts, most: usize) -> MirrorSummary {
     let Coverage { of, covered, .. } = coverage;
     let ResourceId { namespace, name } = &of.id;
-    let counts = counts.mirrors.get(&(namespace.clone(), of.mirror.clone()));
+    let counts = counts.get(&(namespace.clone(), of.mirror.clone()));
     let reasons = reasons(coverage);
     MirrorSummary {
         kind: of.id.kind().to_owned(),

@@ -6,22 +6,16 @@ mod owner;
 
 use std::sync::Mutex;
 
-use mirror_api::{Cut, MirrorSummary, Packets};
-use mirror_common::{
-    abi::Counter,
-    verdict::{Direction, Misfit},
-};
-use mirror_core::{model::TargetName, targets::TargetState};
+use mirror_api::{MirrorSummary, Packets};
+use mirror_core::model::{Selector, TargetName, TargetResource};
 use tokio::{sync::watch, time::sleep};
 
-use super::{summary::counts_of, *};
+use super::*;
 use crate::{
-    kernel::dataplane::readout::{SessionReadout, TapReadout},
-    model::{self, Device, Directions, IfIndex, MirrorId, Name, Origin, Place, PodId, ResourceId, Session},
+    model::{MirrorId, Name, PodId, ResourceId},
     report::Report,
     select::{Coverage, NotCovered, Selected},
-    settings::{Budget, Settings},
-    sources::kube::fake::{self, Reply},
+    sources::kube::tests::fake::{self, Reply},
 };
 
 fn pod(name: &str) -> PodId {
@@ -49,9 +43,16 @@ fn mirror(name: &str, pods: usize) -> Coverage {
     }
 }
 
-fn target(name: &str, refused: Option<&str>, down: Option<&str>) -> TargetState {
-    let [refused, down] = [refused, down].map(|why| why.map(str::to_owned));
-    TargetState { name: TargetName(name.parse().unwrap()), uid: "2".into(), generation: 4, refused, down }
+fn target(name: &str, refused: Option<&str>) -> TargetResource {
+    TargetResource {
+        name: TargetName(name.parse().unwrap()),
+        uid: "2".into(),
+        generation: 4,
+        created: 0,
+        destination: refused.map_or_else(|| "ids0".parse(), |why| Err(why.to_owned())),
+        namespaces: Selector::default(),
+        max_rate: None,
+    }
 }
 
 fn report(resources: Vec<Coverage>) -> Arc<Report> {
@@ -73,23 +74,10 @@ fn a_pod_is_covered_if_all_its_mirrors_cover_it() {
     let report = report(vec![with("a", &[&web, &db]), with("b", &[&web]), refused]);
     let packets = Packets { copied: 7, lost: 1 };
     let of_a = (Some("shop".to_owned()), report.resources[0].of.id.mirror());
-    let status = summary(
-        &report,
-        &Counts {
-            mirrors: [(
-                of_a,
-                MirrorSummary {
-                    packets,
-                    nics: 2,
-                    ended: 1,
-                    expiration_time: Timestamp::from_second(77).ok().map(Time),
-                    ..MirrorSummary::default()
-                },
-            )]
-            .into(),
-            ..Counts::default()
-        },
-    );
+    let expiration_time = Timestamp::from_second(77).ok().map(Time);
+    let of_a_counted =
+        MirrorSummary { packets, nics: 2, ended: 1, expiration_time, ..MirrorSummary::default() };
+    let status = summary(&report, &Counts::from([(of_a, of_a_counted)]));
     assert_eq!((status.mirror_count, status.refused_count, status.more_mirrors), (3, 1, None));
     assert_eq!((status.pods.selected, status.pods.covered), (2, 1));
     let [a, b, c] = &status.mirrors[..] else { panic!("{status:?}") };
@@ -101,12 +89,10 @@ fn a_pod_is_covered_if_all_its_mirrors_cover_it() {
 
 #[test]
 fn a_mirror_target_is_told_with_its_state() {
-    let targets = vec![
-        target("bad", Some("it has no address"), None),
-        target("down", None, Some(&"é".repeat(1000))),
-        target("up", None, None),
-    ];
-    let report = Report { targets, ..Report::default() };
+    let targets = vec![target("bad", Some("it has no address")), target("down", None), target("up", None)];
+    // The node has its own target with the first name.
+    let down = targets[..2].iter().map(|of| (of.name.clone(), "é".repeat(1000))).collect();
+    let report = Report { targets, down, ..Report::default() };
     let status = summary(&report, &Counts::default());
     let [bad, down, up] = &status.targets[..] else { panic!("{status:?}") };
     assert_eq!((bad.refused.as_deref(), bad.down.as_deref()), (Some("it has no address"), None));
@@ -115,53 +101,14 @@ fn a_mirror_target_is_told_with_its_state() {
     assert_eq!((&up.refused, &up.down, status.more_targets), (&None, &None, None));
 }
 
-/// Two taps have sessions with the target, of an annotation and of a Mirror.
-#[test]
-fn a_mirror_target_has_the_sum_of_what_was_cut_for_it() {
-    let misfit = |direction, misfit, packets| (direction, misfit, Counter { packets, bytes: packets * 1000 });
-    let tap = |target: &str, origin, misfits| TapReadout {
-        device: Device::on_node(IfIndex(2)),
-        pod_side: None,
-        owner: model::Owner { pod: Some(pod("web")), ..model::Owner::default() },
-        sessions: vec![SessionReadout {
-            mirror: MirrorId::default(),
-            session: Session {
-                directions: Directions::Both,
-                settings: Settings::default(),
-                target: TargetName(target.parse().unwrap()),
-                origin,
-                asked: 0,
-                key: None,
-            },
-            serial: 1,
-            ended: None,
-            left: Budget::default(),
-            counts: Vec::new(),
-            copied_bytes: [0, 0],
-            misfits,
-        }],
-    };
-    let both = vec![misfit(Direction::Ingress, Misfit::Cut, 2), misfit(Direction::Egress, Misfit::Cut, 3)];
-    let long = vec![misfit(Direction::Egress, Misfit::Long, 7)];
-    let taps = vec![
-        tap("vxlan", Origin::Mirror, both),
-        tap("vxlan", Origin::Annotation(Place::Pod), vec![misfit(Direction::Egress, Misfit::Cut, 4)]),
-        tap("ids", Origin::Mirror, long),
-    ];
-    let targets = ["ids", "unused", "vxlan"].map(|name| target(name, None, None)).into();
-    let status = summary(&Report { targets, ..Report::default() }, &counts_of(taps, Timestamp::UNIX_EPOCH));
-    let cut: Vec<_> = status.targets.iter().map(|of| (of.name.as_str(), of.cut)).collect();
-    let nine = Cut { packets: 9, bytes: 9000 };
-    assert_eq!(cut, [("ids", None), ("unused", None), ("vxlan", Some(nine))]);
-}
-
 /// The API server accepts objects of at most 1.5 MiB.
 #[test]
 fn a_status_has_a_bounded_size() {
     let resources = (0..300).map(|number| mirror(&format!("{number}{}", "m".repeat(40)), 250)).collect();
-    let why = "é".repeat(1000);
-    let down = |number| target(&format!("{number}{}", "t".repeat(40)), None, Some(&why));
-    let report = Report { targets: (0..100).map(down).collect(), ..Report::clone(&report(resources)) };
+    let targets: Vec<_> =
+        (0..100).map(|number| target(&format!("{number}{}", "t".repeat(40)), None)).collect();
+    let down = targets.iter().map(|of| (of.name.clone(), "é".repeat(1000))).collect();
+    let report = Report { targets, down, ..Report::clone(&report(resources)) };
     let status = summary(&report, &Counts::default());
     assert_eq!((status.targets.len(), status.more_targets), (64, Some(36)));
     assert_eq!((status.mirror_count, status.mirrors.len(), status.more_mirrors), (300, 200, Some(100)));
@@ -231,10 +178,7 @@ async fn what_changes_is_written_and_not_too_often() {
     let counts = move || {
         let packets = Packets { copied: *counted.lock().unwrap(), lost: 0 };
         let of = (Some("shop".to_owned()), mirror("a", 0).of.id.mirror());
-        Ok(Counts {
-            mirrors: [(of, MirrorSummary { packets, nics: 1, ..MirrorSummary::default() })].into(),
-            ..Counts::default()
-        })
+        Ok(Counts::from([(of, MirrorSummary { packets, nics: 1, ..MirrorSummary::default() })]))
     };
     tokio::spawn(write_with(client, "one".into(), reader, counts));
     let writes = async |seconds| {
@@ -264,7 +208,7 @@ async fn what_changes_is_written_and_not_too_often() {
     reports.send_replace(report(vec![]));
     writes(20).await;
     assert_eq!(writes(3600).await, 0, "there is no Mirror");
-    let targets = vec![target("up", None, None)];
+    let targets = vec![target("up", None)];
     reports.send_replace(Arc::new(Report { targets, ..Report::clone(&report(vec![])) }));
     let many = writes(3600).await;
     assert!((10..=13).contains(&many), "{many} in an hour with a MirrorTarget");

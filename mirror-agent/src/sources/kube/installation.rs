@@ -197,7 +197,7 @@ mod tests {
     use tokio::time::Instant;
 
     use super::{
-        super::fake::{self, Reply},
+        super::tests::fake::{self, Reply},
         *,
     };
 

@@ -8,7 +8,7 @@ mod target;
 
 use std::{borrow::Cow, fmt::Debug};
 
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, LabelSelectorRequirement, Time};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, Time};
 use kube::core::ObjectMeta;
 use mirror_api::{ClusterMirror, ClusterMirrorSpec, Direction, Mirror, MirrorSpec};
 use serde::{Deserialize, Deserializer, Serialize, de::DeserializeOwned};
@@ -18,7 +18,7 @@ use super::{
     bounded::{Bounded, TOO_LARGE},
     kept::Keep,
 };
-use crate::model::{Directions, Name, Operator, Request, Requirement, Resource, ResourceId, Selector};
+use crate::model::{Directions, Name, Request, Resource, ResourceId, Selector};
 
 /// The reason for refusing a Mirror that exceeds the limit of its namespace.
 const NO_ROOM: &str = "spec: the Mirrors of this namespace have more than 4 MiB, counting 32 bytes for each value: delete some of them";
@@ -260,18 +260,8 @@ pub(crate) const fn directions(direction: Option<Direction>) -> Directions {
 
 /// The selector as the agent's type, or the reason why it cannot be used.
 pub(crate) fn selector(selector: LabelSelector) -> Result<Selector, String> {
-    let requirement = |LabelSelectorRequirement { key, operator, values }| {
-        let known = Operator::ALL.into_iter().find(|known| known.name() == operator);
-        let operator = known.ok_or_else(|| {
-            format!("{operator:?} is not an operator: use {}", Operator::ALL.map(Operator::name).join(", "))
-        })?;
-        Ok(Requirement { key, operator, values: values.unwrap_or_default().into_iter().collect() })
-    };
-    let requirements = selector.match_expressions.unwrap_or_default().into_iter().map(requirement);
-    Ok(Selector {
-        labels: selector.match_labels.unwrap_or_default(),
-        requirements: requirements.collect::<Result<_, String>>()?,
-    })
+    let selector = serde_json::to_value(selector).and_then(Selector::deserialize);
+    selector.map_err(|error| error.to_string())
 }
 
 impl<K: Kind, S> kube::Resource for ResourceObject<K, S> {

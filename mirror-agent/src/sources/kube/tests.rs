@@ -2,6 +2,8 @@
 
 #![expect(clippy::unwrap_used, reason = "tests panic")]
 
+pub(crate) mod fake;
+
 use std::time::Duration;
 
 use kube::{Resource as _, runtime::watcher::Event};
@@ -159,6 +161,18 @@ fn an_object_that_cannot_be_read_is_told_and_stored_under_its_name() {
     assert_eq!((object.pod(), object.meta().name.as_deref()), (None, Some("a")));
     let problem = object.problem().unwrap();
     assert!(problem.starts_with("pod b/a: invalid type: sequence"), "{problem}");
+}
+
+/// With `serde_json`'s features `raw_value` or `arbitrary_precision`, such a map would be an error or another value: one
+/// pod could stop the list of its node, and a selector could differ from the one that admission policies saw.
+#[test]
+fn keys_that_serde_json_reserves_are_like_others() {
+    for key in ["$serde_json::private::RawValue", "$serde_json::private::Number"] {
+        let map = json!({ key: "{}" });
+        let text = map.to_string();
+        let decoded: Value = serde_json::from_str(&text).unwrap();
+        assert_eq!((&decoded[key], decoded.to_string()), (&json!("{}"), text));
+    }
 }
 
 #[test]

@@ -4,7 +4,7 @@
 use super::{
     super::classic::{Instruction, MAX_INSTRUCTIONS, Operation, Program},
     super::compile,
-    Access, Insn, hash, length, translate,
+    Insn, hash, length, translate, translate_with,
 };
 
 const FILTERS: [&str; 8] = [
@@ -27,8 +27,8 @@ fn is_jump(insn: &Insn) -> bool {
 fn every_instruction_is_reached_and_no_load_ends_the_program() {
     for text in FILTERS {
         let program = compile(text).expect("a filter");
-        for access in [Access::Direct, Access::Helper] {
-            let insns = translate(&program, access).expect("it is short");
+        for has_direct in [true, false] {
+            let insns = translate_with(&program, has_direct).expect("it is short");
             assert!(insns.ends_with(&[Insn::EXIT]), "{text}");
             let mut reached = vec![false; insns.len()];
             reached[0] = true;
@@ -50,7 +50,7 @@ fn every_instruction_is_reached_and_no_load_ends_the_program() {
 
 #[test]
 fn a_filter_that_sees_no_packet_reads_none() {
-    let insns = translate(&compile("1 < 2").expect("a filter"), Access::Direct).expect("it is short");
+    let insns = translate(&compile("1 < 2").expect("a filter")).expect("it is short");
     assert!(insns.len() < 8, "{insns:?}");
 }
 
@@ -61,14 +61,14 @@ fn a_program_that_is_too_long_for_jumps_is_refused() {
     let mut instructions: Vec<Instruction> = vec![load; MAX_INSTRUCTIONS - 1];
     instructions.push(Operation::ReturnAccumulator.encode());
     let program = Program::new(instructions).expect("a program");
-    assert_eq!(translate(&program, Access::Direct), None);
+    assert_eq!(translate(&program), None);
 }
 
 #[test]
 fn programs_that_differ_have_different_hashes() {
     let hashes = FILTERS.map(|text| {
         let program = compile(text).expect("a filter");
-        let insns = translate(&program, Access::Direct).expect("it is short");
+        let insns = translate(&program).expect("it is short");
         assert_eq!(length(hash(&insns)), insns.len());
         hash(&insns)
     });

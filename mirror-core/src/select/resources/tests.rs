@@ -419,7 +419,8 @@ fn very_many_new_filters_are_compiled_in_parts() {
 
 fn any_selector(key: &'static str, values: [&'static str; 2]) -> impl Strategy<Value = Selector> {
     let labels = option::of(sample::select(values.to_vec()));
-    let requirement = (sample::select(Operator::ALL.to_vec()), sample::subsequence(values.to_vec(), 0..=2));
+    let operators = vec![Operator::In, Operator::NotIn, Operator::Exists, Operator::DoesNotExist];
+    let requirement = (sample::select(operators), sample::subsequence(values.to_vec(), 0..=2));
     (labels, option::weighted(0.3, requirement)).prop_map(move |(label, requirement)| Selector {
         labels: label.into_iter().map(|value| (key.to_owned(), value.to_owned())).collect(),
         requirements: requirement

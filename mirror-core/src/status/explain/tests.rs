@@ -1,9 +1,10 @@
 //! The text about a pod: complete texts for the main cases. [`any`] is a property test that nothing about the pod is
-//! missing.
+//! missing, and [`runbooks`] makes a page of the same words.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod any;
+mod runbooks;
 
 use mirror_common::verdict::{Misfit, Verdict};
 

@@ -3,7 +3,7 @@
 
 use std::{array, cell::Cell, env, fs, sync::LazyLock, time::Instant};
 
-use mirror_core::settings::{KEYS, Setting};
+use mirror_core::settings::{self, Setting};
 use mirror_tests::{
     Agent, Capture, Lab, PodNs, PodSpec, PodsFile, SOON, SessionStatus, check, eventually, random::Random,
 };
@@ -14,10 +14,11 @@ use super::KILL_AT;
 use crate::{MIRROR, any_mode, pod_side::up};
 
 /// The number of annotations.
-const COUNT: usize = 2 + KEYS.len();
+const COUNT: usize = 2 + settings::SETTINGS.len();
 /// The annotations, and their values as `status` shows them. An empty value means no annotation.
 static SETTINGS: LazyLock<[(&str, Vec<&str>); COUNT]> = LazyLock::new(|| {
-    let mut keys = ["mirror", "target"].into_iter().chain(KEYS);
+    let mut keys =
+        ["mirror", "target"].into_iter().chain(settings::SETTINGS.iter().map(|setting| setting.key));
     array::from_fn(|_| {
         let key = keys.next().unwrap();
         (key, values(key))

@@ -1,7 +1,7 @@
 //! Which packets are missing, and why: the messages in the file, the answer to the client, and the end of the past alone.
 
-use mirror_api::packets::Note;
 use mirror_capture::{merge::StreamId, pcapng::Names};
+use mirror_core::status::Finding;
 
 use super::{MAX_CAUSES, MAX_NOTES, MAX_NOTES_BYTES, NO_RECORD, PODS, SERVICES, Stream, clean};
 use crate::apiserver::query::{Cause, Refusal};
@@ -35,9 +35,10 @@ impl Stream {
     }
 
     /// Takes a message of an agent in.
-    pub(super) fn note(&mut self, id: StreamId, note: Note) {
+    pub(super) fn note(&mut self, id: StreamId, note: Finding) {
         let Some(node) = self.nodes.get_mut(&id) else { return };
-        let [pod, nic, reason] = [note.pod, note.nic, note.reason].map(|text| text.as_deref().map(clean));
+        let reason = Some(note.reason).filter(|reason| !reason.is_empty());
+        let [pod, nic, reason] = [note.pod, note.nic, reason].map(|text| text.as_deref().map(clean));
         let mut part = match pod {
             None if nic.is_none() && reason.is_none() => {
                 node.is_ready = true;

@@ -74,14 +74,14 @@ fn said(stream: &mut Stream) -> Vec<String> {
 
 /// Takes in a note about a pod, with the reason why it is not read, or a note without a pod.
 fn noted(stream: &mut Stream, id: StreamId, pod: &str, reason: Option<&str>) {
-    let [pod, reason] =
-        [Some(pod), reason].map(|text| text.filter(|text| !text.is_empty()).map(str::to_owned));
-    let note = Note { pod, nic: None, reason, message: "a message".to_owned() };
+    let pod = Some(pod.to_owned()).filter(|pod| !pod.is_empty());
+    let (reason, message) = (reason.unwrap_or_default().to_owned(), "a message".to_owned());
+    let note = Finding { pod, reason, message, ..Finding::default() };
     assert_eq!(stream.block(id, Block::Note(serde_json::to_string(&note).unwrap()), NOW), None);
 }
 
 fn described(stream: &mut Stream, id: StreamId, name: &str) -> Option<Effect> {
-    stream.block(id, Block::Interface(Description { name: name.to_owned(), ..Default::default() }), NOW)
+    stream.block(id, Block::Interface(Interface { name: name.to_owned(), ..Default::default() }), NOW)
 }
 
 /// Takes in a packet of one byte, of the stream's interface with this number.
@@ -93,7 +93,7 @@ fn sent(stream: &mut Stream, id: StreamId, interface: u32, byte: u8) -> Option<E
 
 fn packet(interface: InterfaceId, bytes: &[u8]) -> Packet<'_> {
     let len = u32::try_from(bytes.len()).unwrap();
-    Packet { interface, time_ns: 0, bytes, len, direction: None, lost: None, comment: None }
+    Packet { interface, time_ns: 0, bytes, len, direction: None, comment: None }
 }
 
 /// The bytes of a packet.
@@ -272,8 +272,8 @@ fn a_pod_that_has_moved_is_the_new_nodes() {
     assert!(matches!(described(&mut stream, 0, "shop/web eth0"), Some(Effect::Covered { .. })));
     assert_eq!(described(&mut stream, 1, "shop/web eth0"), Some(Effect::Foreign { node: "b".to_owned() }));
     let counted = |interface, received| {
-        let received = Some(received);
-        Block::Statistics(blocks::Statistics { interface, received, ..Default::default() })
+        let (interface, received) = (InterfaceId::at(interface), Some(received));
+        Block::Statistics(Statistics { interface, received, ..Statistics::default() })
     };
     for (id, byte) in [(0, 1), (1, 2)] {
         sent(&mut stream, id, 0, byte);
@@ -290,7 +290,7 @@ fn a_pod_that_has_moved_is_the_new_nodes() {
     for block in taken(&mut stream) {
         match block {
             Block::Packet(packet) => packets.push((packet.interface, payload(&packet)[0])),
-            Block::Statistics(of) => counters.push((of.interface, of.received.unwrap())),
+            Block::Statistics(of) => counters.push((of.interface.number(), of.received.unwrap())),
             _ => {}
         }
     }
@@ -303,7 +303,8 @@ fn a_reader_of_an_interface_learns_while_it_is_not_read() {
     join(&mut stream, &["a"]);
     let mut noted = |reason: Option<&str>| {
         let (nic, message) = (Some("eth0".to_owned()), "a message".to_owned());
-        let note = Note { pod: None, nic, reason: reason.map(str::to_owned), message };
+        let reason = reason.unwrap_or_default().to_owned();
+        let note = Finding { nic, reason, message, ..Finding::default() };
         assert_eq!(stream.block(0, Block::Note(serde_json::to_string(&note).unwrap()), NOW), None);
         said(&mut stream)
     };
@@ -335,7 +336,7 @@ proptest! {
             note(&mut bytes, "{}");
             let names = [node, 9, node + 1].map(|of| format!("shop/node-{of} eth0"));
             let ids = names.each_ref().map(|name| {
-                writer.interface(&mut bytes, &Interface { name: Some(name), ..Interface::default() })
+                writer.interface(&mut bytes, &Interface { name: name.clone(), ..Interface::default() })
             });
             let mut time_ns = 0;
             for (number, (interface, length, step)) in packets.iter().enumerate() {

@@ -35,16 +35,18 @@ fn a_request_reaches_the_loop_whole_and_within_the_longest_time() {
             "filter": "tcp", "snapLength": 96, "rateLimit": { "bitsPerSecond": "100M" }, "limits": limits,
         });
         let tail::Subject { request, bpffs, since, .. } = node.subject(&request(settings)).unwrap();
-        let Subject::Reader { of: ReaderOf::Pods { namespace, name, labels, nics }, direction, settings } =
+        let Subject::Reader { of: ReadOf::Pods { namespace, name, labels, nics }, direction, settings } =
             request.of
         else {
             panic!("another subject");
         };
-        assert_eq!((namespace.as_deref(), name, labels.requirements.len()), (Some("shop"), None, 1));
+        assert_eq!((namespace.as_deref(), name), (Some("shop"), None));
+        assert_eq!(labels.match_expressions.map(|all| all.len()), Some(1));
         assert_eq!((nics.unwrap(), direction), (vec!["eth0".to_owned()], Directions::Ingress));
-        assert_eq!((settings["filter"].as_str(), settings["duration"].as_str()), ("tcp", duration));
-        assert_eq!((settings["snaplen"].as_str(), settings["rate"].as_str()), ("96", "100Mbit"));
-        assert_eq!(settings.contains_key("packets"), duration == "5m");
+        let texts = control::read(&settings).unwrap().texts();
+        assert_eq!((texts["filter"].as_str(), texts["duration"].as_str()), ("tcp", duration));
+        assert_eq!((texts["snaplen"].as_str(), texts["rate"].as_str()), ("96", "100Mbit"));
+        assert_eq!(texts.contains_key("packets"), duration == "5m");
         let since = since.unwrap();
         assert_eq!((since.time, since.is_all, bpffs), (Duration::from_secs(60), true, PathBuf::from("/bpf")));
     }
@@ -87,8 +89,8 @@ async fn each_change_of_a_pod_is_told_once() {
     let mut next = async || match asked.recv().await.unwrap() {
         Ask::Notes(notes) => {
             let words = |note: &String| {
-                let Note { pod, nic, reason, .. } = from_str(note).unwrap();
-                [pod, nic, reason].map(|word| word.unwrap_or_default()).join(" ")
+                let Finding { pod, nic, reason, .. } = from_str(note).unwrap();
+                [pod.unwrap_or_default(), nic.unwrap_or_default(), reason].join(" ")
             };
             notes.iter().map(words).collect::<Vec<_>>()
         }
@@ -128,10 +130,10 @@ async fn a_reader_of_an_interface_is_told_each_change_of_its_place() {
             break notes;
         }
     };
-    for (numbers, reason) in [(&[3][..], None), (&[3, 4], Some("TooManyMirrors")), (&[], None)] {
+    for (numbers, reason) in [(&[3][..], ""), (&[3, 4], "TooManyMirrors"), (&[], "")] {
         reports.send_replace(report(numbers));
-        let note: Note = from_str(&next().await[0]).unwrap();
-        assert_eq!((note.pod, note.nic.as_deref(), note.reason.as_deref()), (None, Some("eth0"), reason));
+        let note: Finding = from_str(&next().await[0]).unwrap();
+        assert_eq!((note.pod, note.nic.as_deref(), note.reason.as_str()), (None, Some("eth0"), reason));
     }
     drop(asked);
     telling.await.unwrap();

@@ -31,11 +31,11 @@ fn the_newest_files_stay_and_each_is_complete() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("web.pcapng");
     let mut recorder = begin(rotation(&path, 2500, 2));
-    recorder.add_source(&source(1));
+    add(&mut recorder, 1);
     for number in 1..=7_u8 {
         if number == 6 {
             // Added in the middle of the third file.
-            recorder.add_source(&source(2));
+            add(&mut recorder, 2);
         }
         recorder.note_counters(1, Counters { matched: number.into(), ..Counters::default() });
         let head = head(1, u64::from(number) * 1_000_000_000, 1000);

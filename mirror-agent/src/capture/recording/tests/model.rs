@@ -4,7 +4,7 @@
 
 use std::collections::BTreeSet;
 
-use mirror_capture::pcapng::{Interface, Section, Writer};
+use mirror_capture::pcapng::{Section, Writer};
 use proptest::{collection::vec, option, prelude::*, sample};
 
 use super::*;
@@ -12,7 +12,7 @@ use super::*;
 /// A call of the recorder.
 #[derive(Debug, Clone)]
 enum Step {
-    AddSource(u32),
+    Add(u32),
     Record(RecordHead, Vec<u8>),
     EndBatch,
 }
@@ -36,7 +36,7 @@ fn any_record() -> impl Strategy<Value = Step> {
 
 fn any_step() -> impl Strategy<Value = Step> {
     prop_oneof![
-        1 => (1..5_u32).prop_map(Step::AddSource),
+        1 => (1..5_u32).prop_map(Step::Add),
         8 => any_record(),
         1 => Just(Step::EndBatch),
     ]
@@ -81,27 +81,27 @@ fn frames(head: &RecordHead, bytes: &[u8], super_frames: bool) -> Vec<(Vec<u8>, 
     all
 }
 
-/// All packets of sessions that are known when they arrive, and all sources in order.
+/// All packets of sessions that are known when they arrive, and all sessions in order.
 fn came(steps: &[Step], super_frames: bool) -> (Vec<Came>, Vec<u32>) {
-    let (mut all, mut sources) = (Vec::new(), Vec::new());
+    let (mut all, mut sessions) = (Vec::new(), Vec::new());
     for step in steps {
         match step {
-            Step::AddSource(serial) if !sources.contains(serial) => sources.push(*serial),
+            Step::Add(serial) if !sessions.contains(serial) => sessions.push(*serial),
             Step::Record(head, bytes) => {
-                let Some(interface) = sources.iter().position(|serial| *serial == head.serial) else {
+                let Some(interface) = sessions.iter().position(|serial| *serial == head.serial) else {
                     continue;
                 };
                 for (bytes, len) in frames(head, bytes, super_frames) {
                     let direction = [Some(1), Some(2), None][usize::from(head.direction)];
                     let time_ns = STARTED.wall_ns + head.time_ns - STARTED.monotonic_ns;
                     let packet = Seen { interface: interface as u32, time_ns, bytes, len, direction };
-                    all.push(Came { packet, interfaces: sources.len() });
+                    all.push(Came { packet, interfaces: sessions.len() });
                 }
             }
             _ => {}
         }
     }
-    (all, sources)
+    (all, sessions)
 }
 
 /// The length of a packet's block: the fixed fields, the bytes, and the options if there is a direction.
@@ -111,24 +111,22 @@ fn length(packet: &Seen) -> u64 {
 }
 
 /// The length of a file without packets that has the first `count` of these interfaces.
-fn file_bytes(sources: &[u32], count: usize) -> u64 {
+fn file_bytes(sessions: &[u32], count: usize) -> u64 {
     let mut file = Vec::new();
     let section = Section { application: Some("mirror-agent test"), ..Section::default() };
     let mut writer = Writer::begin(&mut file, &section);
-    for serial in &sources[..count] {
-        let name = source(*serial).name;
-        let interface = Interface { name: Some(&name), description: Some(""), ..Interface::default() };
-        writer.interface(&mut file, &interface);
+    for serial in &sessions[..count] {
+        writer.interface(&mut file, &described(*serial));
     }
     (file.len() + 88 * count) as u64
 }
 
 /// The packets of each file.
-fn model(came: &[Came], sources: &[u32], kept: Kept) -> Vec<Vec<Seen>> {
+fn model(came: &[Came], sessions: &[u32], kept: Kept) -> Vec<Vec<Seen>> {
     let packets = |came: &[Came]| came.iter().map(|came| came.packet.clone()).collect::<Vec<_>>();
     let total = |came: &[Came]| {
         let interfaces = came.last().map_or(0, |last| last.interfaces);
-        file_bytes(sources, interfaces) + came.iter().map(|came| length(&came.packet)).sum::<u64>()
+        file_bytes(sessions, interfaces) + came.iter().map(|came| length(&came.packet)).sum::<u64>()
     };
     match kept {
         Kept::All => vec![packets(came)],
@@ -172,7 +170,7 @@ proptest! {
         let mut recorder = begin(Plan { output, kept, super_frames, max_packets, comment: None });
         for step in &steps {
             match step {
-                Step::AddSource(serial) => recorder.add_source(&source(*serial)),
+                Step::Add(serial) => add(&mut recorder, *serial),
                 Step::Record(head, bytes) => {
  let _ = recorder.record(head, bytes);
 }
@@ -183,24 +181,24 @@ proptest! {
         }
         let summary = recorder.finish(200_000_000).unwrap();
 
-        let (mut came, sources) = came(&steps, super_frames);
+        let (mut came, sessions) = came(&steps, super_frames);
         came.truncate(max_packets.map_or(usize::MAX, |most| most as usize));
-        let expected = model(&came, &sources, kept);
+        let expected = model(&came, &sessions, kept);
         let files: Vec<Contents> = summary.files.iter().map(|path| read(path)).collect();
         prop_assert_eq!(files.len(), expected.len());
         for (file, expected) in files.iter().zip(&expected) {
             prop_assert_eq!(&file.packets, expected);
             prop_assert_eq!(file.statistics.len(), file.names.len());
-            let names: Vec<String> = sources.iter().map(|serial| source(*serial).name).collect();
+            let names: Vec<String> = sessions.iter().map(|serial| described(*serial).name).collect();
             prop_assert!(names.starts_with(&file.names), "{:?} {names:?}", file.names);
         }
-        prop_assert_eq!(files.last().map(|file| file.names.len()), Some(sources.len()));
+        prop_assert_eq!(files.last().map(|file| file.names.len()), Some(sessions.len()));
         prop_assert_eq!(summary.kept, expected.iter().map(Vec::len).sum::<usize>() as u64);
 
         // The model's lengths, and so its bounds, equal those of the files.
         for (path, file) in summary.files.iter().zip(&files) {
             let packets: u64 = file.packets.iter().map(length).sum();
-            prop_assert!(fs::metadata(path).unwrap().len() <= file_bytes(&sources, file.names.len()) + packets);
+            prop_assert!(fs::metadata(path).unwrap().len() <= file_bytes(&sessions, file.names.len()) + packets);
         }
 
         // There are no other files.

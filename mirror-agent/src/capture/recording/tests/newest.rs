@@ -127,7 +127,7 @@ fn a_recording_begins_with_the_packets_of_another_one() {
         (block, rest) = rest.split_at(length);
         assert_eq!(recorder.append(block).unwrap(), Progress::GoesOn);
     }
-    recorder.add_source(&source(7));
+    add(&mut recorder, 7);
     assert_eq!(recorder.record(&head(7, 5000, 60), &frame(3, 60)), Progress::Complete);
     assert_eq!(recorder.finish(6000).unwrap().packets, 3);
     let file = read(&path);
@@ -194,7 +194,7 @@ proptest! {
                 Step::Come(serial) => {
                     names[serial as usize].get_or_insert_with(|| {
                         let name = format!("shop/web-{serial} {number}");
-                        recorder.add_source(&Source { serial, name: name.clone(), ..Source::default() });
+                        recorder.add_interface(serial, &Interface { name: name.clone(), ..described(serial) });
                         name
                     });
                 }

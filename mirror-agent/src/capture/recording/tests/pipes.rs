@@ -196,7 +196,7 @@ fn notes_and_counters_are_written_on_the_way() {
     blocks.push(&taken);
     let of_first = |block| match block {
         Block::Packet(_) => Some("packet".to_owned()),
-        Block::Statistics(of) => (of.interface == 0).then(|| format!("{:?} lost", of.lost)),
+        Block::Statistics(of) => (of.interface.number() == 0).then(|| format!("{:?} lost", of.dropped)),
         Block::Note(json) => Some(json),
         _ => None,
     };

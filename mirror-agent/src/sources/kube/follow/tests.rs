@@ -12,7 +12,7 @@ use kube::Client;
 use serde_json::{Value, json};
 
 use super::{
-    super::fake::{self, Reply},
+    super::tests::fake::{self, Reply},
     *,
 };
 use crate::sources::{

@@ -312,7 +312,7 @@ mod tests {
         for (allowed, why) in [
             (
                 json!({ "from": "Selector", "selector": like }),
-                "spec.allowedNamespaces.selector: \"Like\" is not an operator",
+                "spec.allowedNamespaces.selector: unknown variant `Like`, expected one of",
             ),
             (json!({ "from": "Selector" }), "spec.allowedNamespaces: use selector"),
             (json!({ "from": "All", "selector": {} }), "spec.allowedNamespaces: use selector"),

@@ -11,6 +11,7 @@ use proptest::{collection::btree_map, collection::btree_set, collection::vec, pr
 use serde_json::json;
 
 use super::*;
+use crate::model::Operator;
 
 fn mirror(spec: &Value) -> Resource {
     let metadata = json!({
@@ -107,7 +108,7 @@ fn what_is_not_understood_whole_is_refused_whole() {
         (json!({}), "spec.podSelector: "),
         (
             json!({"podSelector": {"matchExpressions": [{"key": "a", "operator": "Has"}]}}),
-            "spec.podSelector: \"Has\" is not an operator",
+            "spec.podSelector: unknown variant `Has`, expected one of `In`, `NotIn`, `Exists`, `DoesNotExist`",
         ),
     ] {
         let (problem, pods) = refused(spec);
@@ -136,13 +137,15 @@ proptest! {
     fn a_selector_selects_what_another_implementation_selects(
         must in any_labels(),
         requirements in vec((
-            "[ab]", sample::select(Operator::ALL.to_vec()), btree_set("[xy]", 1..3),
+            "[ab]",
+            sample::select(vec![Operator::In, Operator::NotIn, Operator::Exists, Operator::DoesNotExist]),
+            btree_set("[xy]", 1..3),
         ), 0..3),
         labels in any_labels(),
     ) {
         let expressions: Vec<_> = requirements
             .iter()
-            .map(|(key, operator, values)| json!({"key": key, "operator": operator.name(), "values": values}))
+            .map(|(key, operator, values)| json!({"key": key, "operator": operator, "values": values}))
             .collect();
         let ours = json!({"matchLabels": must, "matchExpressions": expressions});
         let ours = selector(LabelSelector::deserialize(ours).unwrap()).unwrap();

@@ -9,7 +9,7 @@ use proptest::{
 
 use super::*;
 use crate::coverage::State;
-use crate::settings::{KEYS, Setting};
+use crate::settings::{SETTINGS, Setting};
 use crate::status::{DirectionCoverage, NicCoverage};
 
 /// Text as a pod could choose it.
@@ -30,7 +30,7 @@ fn any_session() -> impl Strategy<Value = SessionStatus> {
     let numbers = (option::of(any::<u64>()), option::of(0.0..2.0), option::of(1..9_u32));
     let names = (word(), name_or_word(vec!["default", "ids", "live"]), origin);
     let direction = name_or_word(vec!["both", "ingress", "egress"]);
-    let settings = btree_map(sample::select(KEYS.to_vec()).prop_map(str::to_owned), word(), 0..4);
+    let settings = btree_map((0..SETTINGS.len()).prop_map(|at| SETTINGS[at].key.to_owned()), word(), 0..4);
     (names, direction, settings, numbers, option::of(word()), vec(counter, 0..5)).prop_map(
         |((mirror, target, origin), direction, settings, (packets, duration, key), ended, counters)| {
             let left = LeftStatus { duration, packets, bytes: packets };

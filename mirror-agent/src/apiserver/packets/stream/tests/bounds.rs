@@ -32,8 +32,9 @@ fn the_messages_of_an_agent_have_a_bound_together() {
     join(&mut stream, &["a"]);
     let text = "\u{1b}".repeat(MAX_TEXT);
     for number in 0..MAX_NOTES {
-        let (pod, nic, reason) = (format!("shop/{number}"), text.clone(), text.clone());
-        let note = Note { pod: Some(pod), nic: Some(nic), reason: Some(reason), message: text.clone() };
+        let (pod, nic) = (Some(format!("shop/{number}")), Some(text.clone()));
+        let (reason, message) = (text.clone(), text.clone());
+        let note = Finding { pod, nic, reason, message, ..Finding::default() };
         stream.note(0, note);
         stream.pending.clear();
     }
@@ -67,16 +68,17 @@ fn the_texts_of_an_interface_are_cut() {
     let mut stream = with(stream(""), &[("web", "a")]);
     join(&mut stream, &["a"]);
     let long = "x".repeat(60_000);
-    let (name, description, comment) = (format!("shop/web {long}"), Some(long.clone()), Some(long));
-    let of = Description { name, description, comment, ..Description::default() };
+    let [description, filter, comment] = [(); 3].map(|()| Some(long.clone()));
+    let name = format!("shop/web {long}");
+    let of = Interface { name, description, filter, comment, ..Interface::default() };
     assert!(matches!(stream.block(0, Block::Interface(of), NOW), Some(Effect::Covered { .. })));
     let lengths = taken(&mut stream).into_iter().find_map(|block| match block {
         Block::Interface(of) => {
-            Some([Some(of.name), of.description, of.comment].map(|text| text.unwrap().len()))
+            Some([Some(of.name), of.description, of.filter, of.comment].map(|text| text.unwrap().len()))
         }
         _ => None,
     });
-    assert_eq!(lengths, Some([MAX_TEXT; 3]));
+    assert_eq!(lengths, Some([MAX_TEXT; 4]));
 }
 
 #[test]

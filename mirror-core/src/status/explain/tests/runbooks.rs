@@ -1,12 +1,13 @@
 //! The runbooks of the chart's alerts: a page in Markdown, made of the texts of reasons and results.
 //!
-//! `cargo xtask gen` writes `docs/runbooks.md` with it. The alerts are in `deploy/chart/files/alerts.yaml`.
+//! A test compares `docs/runbooks.md` with it, or writes the file, as `cargo xtask gen` does. The alerts are in
+//! `deploy/chart/files/alerts.yaml`.
 
-use std::fmt::Write as _;
+use std::{collections::BTreeSet, env, fmt::Write as _, fs};
 
 use mirror_common::verdict::{Direction, Verdict};
 
-use super::{sentence, verdicts::words};
+use super::super::{sentence, verdicts::words};
 use crate::{
     coverage::{State, Way},
     model::{Hidden, Name, Place, PodId, ResourceId, TargetName},
@@ -68,8 +69,10 @@ When a [table](choosing.md#numbers) is full, further pods are not mirrored:
 
 NO_ROOM";
 
+const ALERTS: &str = include_str!("../../../../../deploy/chart/files/alerts.yaml");
+
 /// Returns the whole page.
-pub fn runbooks() -> String {
+fn runbooks() -> String {
     let row = |why: &Why| (why.name(), format!("{} {}", sentence(&why.to_string()), why.remedy()));
     let rows: Vec<_> = reasons().iter().map(row).collect();
     let only =
@@ -89,8 +92,7 @@ pub fn runbooks() -> String {
 fn table(label: &str, rows: &[(&str, String)]) -> String {
     let mut table = format!("| {label} | meaning and remedy |\n| --- | --- |\n");
     for (name, words) in rows {
-        // Writing to a string does not fail.
-        let _ = writeln!(table, "| `{name}` | {} |", words.replace('|', "\\|"));
+        writeln!(table, "| `{name}` | {} |", words.replace('|', "\\|")).unwrap();
     }
     table
 }
@@ -135,42 +137,41 @@ fn reasons() -> Vec<Why> {
     ]
 }
 
-#[cfg(test)]
-mod tests {
-    #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+/// The names in the first list of the alerts after `start`.
+fn listed(start: &str) -> BTreeSet<&'static str> {
+    let (_, list) = ALERTS.split_once(start).unwrap();
+    list.split('"').next().unwrap().split('|').collect()
+}
 
-    use std::collections::BTreeSet;
-
-    use super::*;
-
-    const ALERTS: &str = include_str!("../../../../deploy/chart/files/alerts.yaml");
-
-    /// The names in the first list of the alerts after `start`.
-    fn listed(start: &str) -> BTreeSet<&'static str> {
-        let (_, list) = ALERTS.split_once(start).unwrap();
-        list.split('"').next().unwrap().split('|').collect()
+#[test]
+fn the_page_is_up_to_date() {
+    const FILE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/runbooks.md");
+    let page = runbooks();
+    if env::var_os("PODMIRROR_WRITE_GENERATED").is_some() {
+        fs::write(FILE, &page).unwrap();
     }
+    assert!(fs::read_to_string(FILE).unwrap() == page, "{FILE}: `cargo xtask gen` writes it");
+}
 
-    #[test]
-    fn every_alert_has_the_remedies_of_its_reasons_states_or_results() {
-        let page = runbooks();
-        let rows = |alert: &str| -> BTreeSet<&str> {
-            let (_, section) = page.split_once(&format!("\n## {alert}\n")).unwrap();
-            let lines = section.lines().take_while(|line| !line.starts_with("## "));
-            lines.filter_map(|line| line.strip_prefix("| `")?.split('`').next()).collect()
-        };
-        assert_eq!(rows("PodmirrorCopyLoss"), listed("result=~\""));
-        assert_eq!(rows("PodmirrorCoverageLost"), listed("state=~\""));
-        // All names in `Why::name`, without those that the alert leaves out, of captures, and of pods that nobody requests.
-        let source = include_str!("../../select/why.rs");
-        let names = source.split_once("pub const fn name(").unwrap().1.split_once("impl fmt").unwrap().0;
-        let mut names: BTreeSet<_> = names.split('"').skip(1).step_by(2).chain([Why::HIDDEN]).collect();
-        for other in listed("reason!~\"").into_iter().chain(["NoSuchInterface", "NoSuchPod", "NoRequest"]) {
-            assert!(names.remove(other), "{other}");
-        }
-        assert_eq!(rows("PodmirrorNotMirrored"), names);
-        for alert in ALERTS.lines().filter_map(|line| line.trim().strip_prefix("- alert: ")) {
-            assert!(page.contains(&format!("\n## {alert}\n")), "no {alert}");
-        }
+#[test]
+fn every_alert_has_the_remedies_of_its_reasons_states_or_results() {
+    let page = runbooks();
+    let rows = |alert: &str| -> BTreeSet<&str> {
+        let (_, section) = page.split_once(&format!("\n## {alert}\n")).unwrap();
+        let lines = section.lines().take_while(|line| !line.starts_with("## "));
+        lines.filter_map(|line| line.strip_prefix("| `")?.split('`').next()).collect()
+    };
+    assert_eq!(rows("PodmirrorCopyLoss"), listed("result=~\""));
+    assert_eq!(rows("PodmirrorCoverageLost"), listed("state=~\""));
+    // All names in `Why::name`, without those that the alert leaves out, of captures, and of pods that nobody requests.
+    let source = include_str!("../../../select/why.rs");
+    let names = source.split_once("pub const fn name(").unwrap().1.split_once("impl fmt").unwrap().0;
+    let mut names: BTreeSet<_> = names.split('"').skip(1).step_by(2).chain([Why::HIDDEN]).collect();
+    for other in listed("reason!~\"").into_iter().chain(["NoSuchInterface", "NoSuchPod", "NoRequest"]) {
+        assert!(names.remove(other), "{other}");
+    }
+    assert_eq!(rows("PodmirrorNotMirrored"), names);
+    for alert in ALERTS.lines().filter_map(|line| line.trim().strip_prefix("- alert: ")) {
+        assert!(page.contains(&format!("\n## {alert}\n")), "no {alert}");
     }
 }

@@ -9,8 +9,8 @@ use std::{
 use anyhow::Context as _;
 use tokio::time::Instant;
 
-use super::{Dataplane, TapCount};
 use crate::{
+    kernel::dataplane::{Dataplane, TapCount},
     model::{Actual, Capacity, Device, HookState, IfIndex, Op},
     plan::apply,
 };
