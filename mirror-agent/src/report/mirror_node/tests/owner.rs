@@ -121,6 +121,9 @@ async fn a_node_that_comes_back_has_its_report_soon() {
     }
     assert_eq!(after(LOOK.as_secs() + 1).await, Some(vec![]), "without an owner that is not there");
     assert_eq!(after(3600).await, Some(vec![]));
+    // An administrator deletes it: the agent still knows which Node is gone.
+    cluster.lock().unwrap().object = None;
+    assert_eq!(after(LOOK.as_secs() + 1).await, Some(vec![]));
     // The next agent does not know that the Node with the UID of its token is gone.
     drop(reports);
     cluster.lock().unwrap().object = None;
