@@ -338,7 +338,9 @@ impl<'c> Tail<'c> {
                 self.take((id, what));
             }
         }
-        self.is_missing |= self.args.no_follow && !self.sources.is_empty();
+        let (is_past, is_late) = (self.args.no_follow, self.left().is_zero());
+        let is_unread = |source: &Source| is_past || is_late && !source.course.has_begun();
+        self.is_missing |= self.sources.values().any(is_unread);
         for mut source in std::mem::take(&mut self.sources).into_values() {
             self.merge.close(source.id);
             let gap = source.course.end(Timestamp::now()).map(|gap| source.words(&gap.to_string()));
@@ -357,8 +359,10 @@ impl<'c> Tail<'c> {
 
     /// Returns the exit code.
     fn judge(self) -> anyhow::Result<ExitCode> {
+        let is_late = self.left().is_zero();
         match self.failure {
             Some((error, _)) if !self.has_begun => return Err(error),
+            None if !self.has_begun && is_late => bail!("the API server has not answered in time"),
             _ if self.args.no_follow && self.packets == 0 => bail!(
                 "nothing is recorded of these pods: a recorder keeps what mirrors copy to its target, as long as it has room"
             ),

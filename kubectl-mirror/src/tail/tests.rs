@@ -5,10 +5,12 @@
 use std::{
     convert::Infallible,
     fs,
+    future::pending,
     sync::{Arc, Mutex},
 };
 
 use http::{Request, Response};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use kube::{Client, client::Body};
 use mirror_capture::{
     blocks::Blocks,
@@ -18,7 +20,10 @@ use serde_json::json;
 use tower::service_fn;
 
 use super::*;
-use crate::cli::{self, Command};
+use crate::{
+    cli::{self, Command},
+    workload::Selection,
+};
 
 /// Blocks of a server: an interface of a pod with packets of these times, and messages.
 fn stream(pod: &str, times_ns: &[u64], messages: &[&str]) -> (u16, Vec<u8>) {
@@ -180,6 +185,30 @@ async fn what_cannot_be_read_is_an_error_at_once() {
     for (code, text) in [(404, "the cluster has no API of packets"), (400, "the API of packets: text")] {
         let done = run("-l app=web", move |_, _| (Duration::ZERO, (code, b"text\n".to_vec()))).await;
         assert!(done.code.clone().is_err_and(|why| why.starts_with(text)), "{:?}", done.code);
+    }
+}
+
+/// kube-apiserver can wait longer than the command for a server that it cannot reach.
+#[tokio::test]
+async fn a_request_without_an_answer_is_missing() {
+    let never = service_fn(|_: Request<Body>| pending::<Result<Response<Body>, Infallible>>());
+    let client = Client::new(never, "shop");
+    let cluster = Cluster { client, namespace: "shop".to_owned(), agents: "podmirror".to_owned() };
+    for (answered, code) in [
+        (0, Err("the API server has not answered in time".to_owned())),
+        (1, Ok(ExitCode::from(INCOMPLETE))),
+        (2, Ok(ExitCode::SUCCESS)),
+    ] {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let words = "kubectl-mirror tail pod web-0 web-1".split(' ').map(Into::into);
+        let Command::Tail(args) = cli::read(words).unwrap().command else { panic!("no tail") };
+        let pods = Some(["web-0", "web-1"].map(str::to_owned).into());
+        let sources = request::all(&args, &Selection { labels: LabelSelector::default(), pods }).unwrap();
+        let mut tail = Tail::new(&args, &cluster, sources, Sink::open(Some(file.path()), None).unwrap());
+        tail.end = Instant::now();
+        (0..answered).for_each(|id| tail.take((id, What::Began)));
+        tail.finish().await.unwrap();
+        assert_eq!(tail.judge().map_err(|why| why.to_string()), code);
     }
 }
 

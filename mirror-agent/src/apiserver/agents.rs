@@ -46,7 +46,7 @@ use tokio::{
 };
 use tracing::{debug, info};
 
-use super::query::Refusal;
+use super::{query::Refusal, reports::decode};
 use crate::capture::readers::{PATH, PING, PING_TIMEOUT, PROTOCOL, Refused, WINDOW};
 
 /// Timeout for an agent to be accepted, and for its answer to a request.
@@ -266,8 +266,7 @@ impl Agent {
         within(TRANSFER, async {
             let reports = Limited::new(body, MOST_REPORTS).collect().await;
             let reports = reports.map_err(|error| Refusal::unavailable(error.to_string()))?;
-            serde_json::from_slice(&reports.to_bytes())
-                .map_err(|error| Refusal::unavailable(error.to_string()))
+            decode(&reports.to_bytes())
         })
         .await
     }

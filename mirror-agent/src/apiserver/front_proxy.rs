@@ -36,6 +36,9 @@ use super::{
 const INTERVAL: Duration = Duration::from_secs(60);
 /// The delay before the next attempt to read it for the first time.
 const RETRY: Duration = Duration::from_secs(5);
+/// Maximum length of an audit ID in bytes, as in the logs of kube-apiserver. A user can choose it, and it is in the log
+/// for each pod.
+const MAX_AUDIT_ID: usize = 64;
 /// The lists of the ConfigMap: the common names of the certificate (an empty list allows any), the names of the headers
 /// with the user, its UID and its groups, and the prefixes of headers with other facts.
 const LISTS: [&str; 5] = [
@@ -63,7 +66,7 @@ pub struct User {
     pub groups: Vec<String>,
     /// Other facts, for authorisers.
     pub extra: BTreeMap<String, Vec<String>>,
-    /// The ID of the request in the audit log of kube-apiserver.
+    /// The ID of the request in the audit log of kube-apiserver, or its beginning.
     pub audit_id: Option<String>,
 }
 
@@ -210,7 +213,9 @@ impl Settings {
             }
         }
         let (uid, groups) = (values(uid)?.pop(), values(groups)?);
-        Some(User { name, uid, groups, extra, audit_id: headers.get("audit-id").and_then(text) })
+        let mut audit_id = headers.get("audit-id").and_then(text);
+        audit_id.iter_mut().for_each(|id| id.truncate(id.floor_char_boundary(MAX_AUDIT_ID)));
+        Some(User { name, uid, groups, extra, audit_id })
     }
 }
 
@@ -272,6 +277,9 @@ mod tests {
         for second in [("X-Remote-User", &b"bob"[..]), ("X-User", b"bob"), ("X-Remote-Group", b"\xff")] {
             assert_eq!(user(without_uid, &[zoe, second]), None, "{second:?}");
         }
+        let long = "é".repeat(100_000);
+        let chosen = user(without_uid, &[zoe, ("Audit-Id", long.as_bytes())]).unwrap();
+        assert_eq!(chosen.audit_id, Some("é".repeat(32)));
         assert!(Settings::parse(&BTreeMap::new()).is_err());
     }
 }

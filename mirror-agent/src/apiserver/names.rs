@@ -3,6 +3,7 @@
 //! Each request watches its namespace, or all. [`Objects`] is pure.
 
 use std::{
+    borrow::Cow,
     collections::{BTreeMap, BTreeSet},
     mem,
     net::IpAddr,
@@ -15,8 +16,8 @@ use k8s_openapi::{
     apimachinery::pkg::apis::meta::v1::LabelSelector,
 };
 use kube::{
-    Api, Client,
-    core::{ApiResource, Object, ObjectMeta, Selector, SelectorExt as _},
+    Api, Client, Resource,
+    core::{ApiResource, DynamicResourceScope, ObjectMeta, Selector, SelectorExt as _},
     runtime::{
         WatchStreamExt as _,
         watcher::{self, Config, Event, watcher},
@@ -24,20 +25,74 @@ use kube::{
 };
 use mirror_api::packets::ReadOf;
 use mirror_capture::pcapng::MAX_NAMES;
-use serde::Deserialize;
+use serde::{Deserialize, Deserializer};
 
 use super::{agents::AgentOptions, query::Refusal};
 
 /// Maximum number of selected pods, and of addresses with names.
 pub(super) const MAX_OBJECTS: usize = 50_000;
-/// Maximum number of objects in an answer to a list.
-const PAGE: u32 = 200;
+/// Maximum number of objects in an answer to a list. An object has up to 1.5 MB.
+pub(super) const PAGE: u32 = 64;
+
+/// The needed part of a pod or a Service. Its author can make the rest large, and `managedFields` take many times their
+/// length in memory.
+#[derive(Deserialize, Debug, Clone)]
+pub(super) struct Object {
+    #[serde(deserialize_with = "metadata")]
+    pub(super) metadata: ObjectMeta,
+    pub(super) spec: Spec,
+    pub(super) status: Option<Status>,
+}
+
+/// Reads the needed metadata.
+fn metadata<'de, D: Deserializer<'de>>(deserializer: D) -> Result<ObjectMeta, D::Error> {
+    #[derive(Deserialize)]
+    #[serde(rename_all = "camelCase")]
+    struct Needed {
+        name: Option<String>,
+        namespace: Option<String>,
+        uid: Option<String>,
+        resource_version: Option<String>,
+        labels: Option<BTreeMap<String, String>>,
+    }
+    let Needed { name, namespace, uid, resource_version, labels } = Needed::deserialize(deserializer)?;
+    Ok(ObjectMeta { name, namespace, uid, resource_version, labels, ..ObjectMeta::default() })
+}
+
+impl Resource for Object {
+    type DynamicType = ApiResource;
+    type Scope = DynamicResourceScope;
+
+    fn kind(of: &ApiResource) -> Cow<'_, str> {
+        of.kind.as_str().into()
+    }
+
+    fn group(of: &ApiResource) -> Cow<'_, str> {
+        of.group.as_str().into()
+    }
+
+    fn version(of: &ApiResource) -> Cow<'_, str> {
+        of.version.as_str().into()
+    }
+
+    fn plural(of: &ApiResource) -> Cow<'_, str> {
+        of.plural.as_str().into()
+    }
+
+    fn meta(&self) -> &ObjectMeta {
+        &self.metadata
+    }
+
+    fn meta_mut(&mut self) -> &mut ObjectMeta {
+        &mut self.metadata
+    }
+}
 
 /// The needed part of the specification of a pod or a Service.
 #[derive(Deserialize, Debug, Clone, Default)]
 #[serde(rename_all = "camelCase", default)]
 pub(super) struct Spec {
-    node_name: Option<String>,
+    pub(super) node_name: Option<String>,
     host_network: bool,
     #[serde(rename = "clusterIPs")]
     addresses: Vec<String>,
@@ -53,14 +108,14 @@ pub(super) struct Status {
 }
 
 /// An event of the watch of pods, or else of Services.
-pub(super) type Seen = (bool, Event<Object<Spec, Status>>);
+pub(super) type Seen = (bool, Event<Object>);
 /// The events of both watches. With an error comes whether it is that of pods; after it, the watch tries again.
 pub(super) type Watch = Pin<Box<dyn Stream<Item = Result<Seen, (bool, watcher::Error)>> + Send>>;
 
 /// Watches the pods and Services of a namespace, or of all.
 pub(super) fn watch(client: &Client, namespace: Option<&str>) -> Watch {
     let events = |kind: &ApiResource, are_pods: bool| {
-        let api: Api<Object<Spec, Status>> = match namespace {
+        let api: Api<Object> = match namespace {
             Some(namespace) => Api::namespaced_with(client.clone(), namespace, kind),
             None => Api::all_with(client.clone(), kind),
         };
@@ -75,7 +130,7 @@ pub(super) fn watch(client: &Client, namespace: Option<&str>) -> Watch {
 pub(super) async fn nodes_of(agents: &AgentOptions, client: &Client) -> Result<BTreeSet<String>, String> {
     let AgentOptions { namespace, service_account } = agents;
     let kind = ApiResource::erase::<Pod>(&());
-    let pods: Api<Object<Spec, Status>> = Api::namespaced_with(client.clone(), namespace, &kind);
+    let pods: Api<Object> = Api::namespaced_with(client.clone(), namespace, &kind);
     // Another pod has no recorder: it has not started yet, or it has ended, such as that of `helm test`.
     let fields = format!("spec.serviceAccountName={service_account},status.phase=Running");
     let mut events = pin!(watcher(pods, Config::default().fields(&fields).page_size(PAGE)));
@@ -153,7 +208,7 @@ impl Objects {
         are_pods
     }
 
-    fn select(&mut self, Object { metadata, spec, status, .. }: Object<Spec, Status>) -> bool {
+    fn select(&mut self, Object { metadata, spec, status }: Object) -> bool {
         let (key, status) = (key(&metadata), status.unwrap_or_default());
         let has_ended = matches!(status.phase.as_deref(), Some("Succeeded" | "Failed"));
         if !has_ended && !spec.host_network {

@@ -207,7 +207,10 @@ impl Request {
             biased;
             () = self.out.closed() => return ControlFlow::Break(()),
             () = sleep_until(deadline) => match self.closing {
-                Some(_) => return ControlFlow::Break(()),
+                Some(_) => {
+                    self.stream.cut_off();
+                    return ControlFlow::Break(());
+                }
                 None if is_pending => {
                     self.stop(format!("nothing was taken for {} s", STALL.as_secs()));
                 }

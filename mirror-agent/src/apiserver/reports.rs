@@ -20,7 +20,7 @@ use k8s_openapi::api::core::v1::Pod;
 use kube::{
     Api, Client,
     api::ListParams,
-    core::{ApiResource, NotUsed, Object, Selector},
+    core::{ApiResource, Selector},
 };
 use mirror_api::packets::{GROUP, PodReport, ReportRequest, VERSION};
 use mirror_common::abi::MAX_SESSIONS_PER_TAP;
@@ -28,12 +28,12 @@ use mirror_core::{
     settings::show_kubernetes_duration,
     status::{DirectionCoverage, NicReport},
 };
-use serde::Deserialize;
 use serde_json::{Value, json};
 use tokio::sync::{Semaphore, SemaphorePermit};
 
 use super::{
     Body, Server,
+    names::{Object, PAGE},
     query::{Refusal, Reports},
 };
 
@@ -42,12 +42,13 @@ const TURNS: usize = 4;
 /// Maximum number of nodes that a request asks at a time; with rates, for which agents wait, it is more.
 const NODES: usize = 16;
 const MEASURING_NODES: usize = 128;
-/// Maximum number of pods, and number of pods that are read at a time.
+/// Maximum number of pods.
 const MOST_PODS: usize = 50_000;
-const PAGE: u32 = 500;
 /// Maximum length of an answer, and of all answers that clients have not received yet, in bytes.
 const MOST_BYTES: usize = 32 << 20;
 const MOST_UNSENT: usize = 2 * MOST_BYTES;
+/// Maximum number of structures in the reports of a node: an empty one takes more than 50 times its length in memory.
+const MOST_STRUCTURES: usize = 128 << 10;
 /// Maximum number of NICs and of problems in a report, and maximum lengths of its texts in bytes: more than an agent
 /// sends, unless someone else speaks for it.
 const MOST_NICS: usize = 32;
@@ -151,13 +152,6 @@ fn too_large() -> Refusal {
     Refusal::new(413, "RequestEntityTooLarge", message)
 }
 
-/// The specification of a pod, without what nobody needs here.
-#[derive(Debug, Clone, Deserialize)]
-#[serde(rename_all = "camelCase")]
-struct Spec {
-    node_name: Option<String>,
-}
-
 /// The nodes of the requested pods, by namespace and name.
 type Pods = BTreeMap<(String, String), Option<String>>;
 
@@ -165,7 +159,7 @@ type Pods = BTreeMap<(String, String), Option<String>>;
 async fn pods(client: Client, reports: &Reports) -> Result<Pods, Refusal> {
     let [_, _, namespace, name] = reports.scope.attributes();
     let resource = ApiResource::erase::<Pod>(&());
-    let api: Api<Object<Spec, NotUsed>> = match namespace {
+    let api: Api<Object> = match namespace {
         "" => Api::all_with(client, &resource),
         namespace => Api::namespaced_with(client, namespace, &resource),
     };
@@ -243,6 +237,15 @@ impl Answer {
             }
         })
     }
+}
+
+/// Decodes the reports of a node.
+pub(super) fn decode(json: &[u8]) -> Result<Vec<PodReport>, Refusal> {
+    // A structure can also be an array.
+    if json.split(|byte| matches!(byte, b'{' | b'[')).count() > MOST_STRUCTURES {
+        return Err(Refusal::unavailable(format!("its reports have more than {MOST_STRUCTURES} structures")));
+    }
+    serde_json::from_slice(json).map_err(|error| Refusal::unavailable(error.to_string()))
 }
 
 /// Bounds a report: the table repeats parts of it in each row.

@@ -2,7 +2,7 @@
 
 use std::net::Ipv4Addr;
 
-use serde_json::{Value, from_value, json};
+use serde_json::{Value, from_value, json, to_value};
 
 use super::*;
 
@@ -46,6 +46,18 @@ fn deleted((are_pods, event): Seen) -> Seen {
 fn listed((are_pods, event): Seen) -> Seen {
     let Event::Apply(object) = event else { unreachable!() };
     (are_pods, Event::InitApply(object))
+}
+
+#[test]
+fn only_the_needed_metadata_is_kept() {
+    let metadata = json!({
+        "name": "web", "namespace": "shop", "uid": "1", "resourceVersion": "7", "labels": { "app": "web" },
+    });
+    let mut object = json!({ "metadata": metadata, "spec": { "containers": [] } });
+    object["metadata"]["annotations"] = json!({ "example.org/large": "x".repeat(1000) });
+    object["metadata"]["managedFields"] = json!([{ "manager": "kubectl", "fieldsV1": { "f:spec": {} } }]);
+    let object: Object = from_value(object).unwrap();
+    assert_eq!(to_value(&object.metadata).unwrap(), metadata);
 }
 
 #[test]

@@ -243,6 +243,14 @@ impl Stream {
         }
     }
 
+    /// Ends the streams that have not ended in time.
+    pub(super) fn cut_off(&mut self) {
+        for id in self.nodes.keys().copied().collect::<Vec<_>>() {
+            let why = "its last packets are missing: its stream has not ended in time";
+            self.ended(id, Err(Refusal::unavailable(why)));
+        }
+    }
+
     /// Whether no stream is left.
     pub(super) fn is_idle(&self) -> bool {
         self.nodes.is_empty()

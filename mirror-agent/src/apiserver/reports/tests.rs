@@ -170,6 +170,15 @@ fn the_report_of_a_node_is_bounded() {
             assert_eq!(report.explanation, Some(cut(MOST_EXPLANATION)));
         }
     }
+    let decoded = |problem: &str, count: usize| {
+        let mut report = json!([report("web", &[], &[])]).to_string();
+        let at = report.find("\"notMirrored\":[").unwrap() + "\"notMirrored\":[".len();
+        report.insert_str(at, &vec![problem; count].join(","));
+        decode(report.as_bytes()).map(|reports| reports[0].not_mirrored.len()).map_err(|refusal| refusal.code)
+    };
+    for problem in ["{}", "[]"] {
+        assert_eq!((decoded(problem, 1000), decoded(problem, MOST_STRUCTURES)), (Ok(1000), Err(503)));
+    }
 }
 
 #[test]

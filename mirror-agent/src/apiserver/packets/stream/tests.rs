@@ -260,8 +260,10 @@ fn the_user_learns_what_changes() {
         "podmirror: a: its packets are read",
     ];
     assert_eq!(said(&mut stream), expected);
+    stream.cut_off();
     stream.finish("timeoutSeconds", NOW);
-    assert_eq!(said(&mut stream), ["podmirror: end: timeoutSeconds"]);
+    let last = "podmirror: a: its last packets are missing: its stream has not ended in time";
+    assert_eq!(said(&mut stream), [last, "podmirror: end: timeoutSeconds"]);
     assert!(stream.is_idle());
 }
 
