@@ -157,7 +157,7 @@ impl Request {
         let (sender, news) = mpsc::channel(PARTS);
         let mut again = interval(AGAIN);
         again.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        let most = server.options.max_duration;
+        let (most, began) = (server.options.max_duration, Instant::now());
         Ok(Self {
             stream,
             watch: node.is_none().then(|| names::watch(&server.client, namespace)),
@@ -172,11 +172,11 @@ impl Request {
             closing: None,
             out,
             bucket: Bucket::new(max_rate),
-            began: Instant::now(),
+            began,
             has_begun: false,
             taken: Instant::now(),
             told: Told::new(&server, &user, &scope, read.settings.filter.as_deref()),
-            end: Box::pin(end(Arc::clone(&server), user, scope, lasts)),
+            end: Box::pin(end(Arc::clone(&server), user, scope, lasts, began)),
             read,
             server,
             _place: place,

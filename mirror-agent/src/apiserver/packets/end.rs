@@ -3,7 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use mirror_core::settings::show_kubernetes_duration;
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep};
 
 use crate::apiserver::{
     Server,
@@ -16,27 +16,32 @@ use crate::apiserver::{
 const RIGHTS: Duration = Duration::from_secs(60);
 const REFUSED: Duration = Duration::from_secs(10);
 
-/// Waits for a reason to end a request.
-pub(super) async fn end(server: Arc<Server>, user: User, scope: Scope, lasts: Option<Duration>) -> String {
-    let most = server.options.max_duration;
+/// Waits for a reason to end a request, which began before its answer.
+pub(super) async fn end(
+    server: Arc<Server>,
+    user: User,
+    scope: Scope,
+    lasts: Option<Duration>,
+    began: Instant,
+) -> String {
     let revoked = revoked(|| server.front_proxy.authorise(&user, &scope));
-    let expired = async {
-        match lasts.filter(|lasts| *lasts <= most) {
-            Some(lasts) => {
-                sleep(lasts).await;
-                "timeoutSeconds".to_owned()
-            }
-            None => {
-                sleep(most).await;
-                format!("the longest duration of a request is {}", show_kubernetes_duration(most))
-            }
-        }
-    };
     tokio::select! {
-        why = expired => why,
+        why = expired(lasts, server.options.max_duration, began) => why,
         why = revoked => format!("a right was revoked: {why}"),
         () = server.stopped() => "the server ends".to_owned(),
     }
+}
+
+/// Waits for the end of the time of a request. The longest time counts from its begin, because the agents, which have the
+/// same one, begin before the answer.
+async fn expired(lasts: Option<Duration>, most: Duration, began: Instant) -> String {
+    let left = most.saturating_sub(began.elapsed());
+    if let Some(lasts) = lasts.filter(|lasts| *lasts <= left) {
+        sleep(lasts).await;
+        return "timeoutSeconds".to_owned();
+    }
+    sleep(left).await;
+    format!("the longest duration of a request is {}", show_kubernetes_duration(most))
 }
 
 /// Waits until kube-apiserver refuses the access twice in succession. Returns its message.
@@ -55,9 +60,24 @@ async fn revoked<F: Future<Output = Result<(), Refusal>>>(authorise: impl Fn() -
 mod tests {
     use std::{cell::RefCell, future::ready};
 
-    use tokio::time::{Instant, timeout};
+    use tokio::time::timeout;
 
     use super::*;
+
+    /// The answer can come late.
+    #[tokio::test(start_paused = true)]
+    async fn a_request_ends_before_its_agents_do() {
+        let seconds = Duration::from_secs;
+        let longest = "the longest duration of a request is 1h";
+        for (lasts, ends, expected) in
+            [(Some(60), 72, "timeoutSeconds"), (Some(3600), 3600, longest), (None, 3600, longest)]
+        {
+            let began = Instant::now();
+            sleep(seconds(12)).await;
+            let why = expired(lasts.map(seconds), seconds(3600), began).await;
+            assert_eq!((why.as_str(), began.elapsed().as_secs()), (expected, ends));
+        }
+    }
 
     /// kube-apiserver refuses requests for a moment after its start, and it can be away.
     #[tokio::test(start_paused = true)]
