@@ -3,13 +3,10 @@
 //! A rate bounds what a request sends: while its bucket is not ready, the request reads nothing from the agents, so that
 //! the packets wait in the rings of the nodes, where losses are counted.
 
-use std::{
-    collections::BTreeMap,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-    time::Duration,
-};
+use std::time::Duration;
 
 use super::query::Refusal;
+use crate::util::places::{Place, Places};
 
 /// Most requests for packets of a user, for a namespace and to a replica, and most streams of nodes to a replica.
 const OF_A_USER: usize = 5;
@@ -21,16 +18,9 @@ const REPORTS_OF_A_USER: usize = 3;
 /// The time for which an unused rate accumulates.
 const BURST: Duration = Duration::from_millis(50);
 
-/// The places of a replica that are taken, by what they are counted for.
+/// The places of a replica.
 #[derive(Debug, Clone, Default)]
-pub struct Limits(Arc<Mutex<BTreeMap<String, usize>>>);
-
-/// A place, until it is dropped.
-#[derive(Debug)]
-pub struct Place {
-    limits: Limits,
-    counted: Vec<String>,
-}
+pub struct Limits(Places);
 
 impl Limits {
     /// Takes a place for a request for packets. `namespace`: the only one whose packets it reads.
@@ -64,29 +54,7 @@ impl Limits {
     }
 
     fn take(&self, counted: Vec<(String, usize)>) -> Result<Place, Refusal> {
-        let mut taken = self.taken();
-        let is_full = |(of, most): &&(String, usize)| taken.get(of).is_some_and(|count| count >= most);
-        if let Some((of, most)) = counted.iter().find(is_full) {
-            let message = format!("{most} {of} are open, and no more are allowed");
-            return Err(Refusal::for_now(429, "TooManyRequests", message));
-        }
-        let counted: Vec<_> = counted.into_iter().map(|(of, _)| of).collect();
-        counted.iter().for_each(|of| *taken.entry(of.clone()).or_default() += 1);
-        Ok(Place { limits: self.clone(), counted })
-    }
-
-    fn taken(&self) -> MutexGuard<'_, BTreeMap<String, usize>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl Drop for Place {
-    fn drop(&mut self) {
-        let mut taken = self.limits.taken();
-        for of in &self.counted {
-            taken.get_mut(of).into_iter().for_each(|count| *count -= 1);
-        }
-        taken.retain(|_, count| *count > 0);
+        self.0.take(counted).map_err(|why| Refusal::for_now(429, "TooManyRequests", why))
     }
 }
 
@@ -163,7 +131,7 @@ mod tests {
         let again = limits.enter("alice", Some("shop-0")).unwrap();
         limits.enter("user-20", Some("shop")).unwrap_err();
         drop((of_shop, rest, streams, reports, again));
-        assert!(limits.taken().is_empty(), "{limits:?}");
+        assert!(format!("{limits:?}").contains("data: {}"), "{limits:?}");
     }
 
     proptest! {

@@ -42,11 +42,12 @@ use super::{
     Body, Server,
     agents::{Agent, Reading},
     front_proxy::User,
-    limits::{Bucket, Place},
+    limits::Bucket,
     names::{self, Watch},
     query::{Packets, Refusal},
     told::Told,
 };
+use crate::util::places::Place;
 
 /// Timeout for the answer: longer than that of an agent, so that its reason still arrives.
 const ANSWER: Duration = Duration::from_secs(12);

@@ -57,8 +57,12 @@ use crate::{
     report::{Report, Reports},
     select::{Coverage, MAX_READERS, Skipped, Why},
     sources::kube::directions,
+    util::places::{Place, Places},
 };
 
+/// Maximum numbers of requests for packets of a user, and for a namespace.
+const OF_A_USER: usize = 3;
+const FOR_A_NAMESPACE: usize = 4;
 /// Maximum number of readings of the node's status at a time, for reports.
 const MAX_REPORTS: usize = 2;
 /// Maximum number of streams of a connection: twice the number of requests that are served, so that other readers are
@@ -82,7 +86,7 @@ pub(super) struct Node {
     reports: Reports,
     bpffs: PathBuf,
     max_duration: Duration,
-    readers: Arc<Semaphore>,
+    readers: Places,
     reporters: Arc<Semaphore>,
 }
 
@@ -104,8 +108,8 @@ pub(super) async fn serve(node: &Arc<Node>, connection: Upgraded) -> hyper::Resu
 
 impl Node {
     pub(super) fn new(reports: Reports, bpffs: PathBuf, max_duration: Duration) -> Self {
-        let [readers, reporters] = [MAX_READERS, MAX_REPORTS].map(|places| Arc::new(Semaphore::new(places)));
-        Self { reports, bpffs, max_duration, readers, reporters }
+        let reporters = Arc::new(Semaphore::new(MAX_REPORTS));
+        Self { reports, bpffs, max_duration, readers: Places::default(), reporters }
     }
 
     async fn answer(&self, request: Request<Incoming>) -> Response<Body> {
@@ -136,11 +140,7 @@ impl Node {
             let why = "the agent is not ready yet; `mirror-agent status` on its node shows why";
             return Err(Refused(StatusCode::SERVICE_UNAVAILABLE, why.to_owned()));
         }
-        let full = |_| {
-            let why = format!("the node serves {MAX_READERS} readers at a time");
-            Refused(StatusCode::TOO_MANY_REQUESTS, why)
-        };
-        let place = Arc::clone(&self.readers).try_acquire_owned().map_err(full)?;
+        let place = self.place(&request).map_err(|why| Refused(StatusCode::TOO_MANY_REQUESTS, why))?;
         let pipe = pipe::pipe().and_then(|(to, from)| Ok((to.into_blocking_fd()?, from)));
         let (to, from) =
             pipe.map_err(|error| Refused(StatusCode::SERVICE_UNAVAILABLE, format!("no pipe: {error}")))?;
@@ -179,6 +179,16 @@ impl Node {
             }
         });
         Ok(Response::new(parts(from)))
+    }
+
+    /// Takes a place for a request for packets.
+    fn place(&self, request: &ReadRequest) -> Result<Place, String> {
+        let mut counted = vec![(format!("requests of the user {} on the node", request.reader), OF_A_USER)];
+        if let ReadOf::Pods { namespace: Some(namespace), .. } = &request.of {
+            counted.push((format!("requests for the namespace {namespace} on the node"), FOR_A_NAMESPACE));
+        }
+        counted.push(("requests on the node".to_owned(), MAX_READERS));
+        self.readers.take(counted)
     }
 
     /// The packets of a request.
