@@ -30,9 +30,9 @@ use crate::{
     },
     model::{
         ALIAS, Actual, ActualTap, Device, DeviceTarget, Directions, Ended, HookState, IfIndex, Link,
-        LinkChange, LinkKind, LinkSnapshot, MirrorId, NetnsId, Op, Origin, Owner, Peer, Place, Pod, PodId,
-        PodLinks, Program, Request, Resource, ResourceId, RingId, Selector, Session, Tap, TapHead, Target,
-        TargetName, TargetResource,
+        LinkChange, LinkKind, LinkSnapshot, MirrorId, NetnsId, Op, Origin, Owner, Peer, Pod, PodId, PodLinks,
+        Program, Request, Resource, ResourceId, RingId, Selector, Session, Tap, TapHead, Target, TargetName,
+        TargetResource,
     },
     report::TICK,
     select::{Capture, MIRROR, Wants, Why},
@@ -249,20 +249,6 @@ fn tapped(world: &World) -> Vec<u32> {
         .filter(|(_, tap)| complete(tap))
         .map(|(device, _)| device.ifindex.0)
         .collect()
-}
-
-#[tokio::test(start_paused = true)]
-async fn chosen_pods_are_tapped_and_the_mirror_interface_is_made() {
-    let mut world = world();
-    add_pod(&mut world, 1);
-    add_pod(&mut world, 2);
-    run_for(&mut world, Duration::from_millis(1)).await.unwrap();
-    assert_eq!(tapped(&world), [11, 12]);
-    assert_eq!(
-        world.links.applied,
-        [LinkChange::CreateMirror { name: "mirror0".into(), mtu: 65535, offloads: true }]
-    );
-    assert_eq!(target(&world).ifindex, Some(IfIndex(90)));
 }
 
 /// A round neither waits for such a device nor spins, and the device is there soon after the other process stops.
@@ -568,16 +554,6 @@ async fn what_is_wrong_from_the_start_ends_the_agent_before_it_makes_anything() 
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_tap_that_somebody_removed_comes_back_with_the_next_tick() {
-    let mut world = world();
-    add_pod(&mut world, 1);
-    run_for(&mut world, Duration::from_millis(1)).await.unwrap();
-    world.dataplane.actual.taps.clear();
-    run_for(&mut world, TICK).await.unwrap();
-    assert_eq!(tapped(&world), [11]);
-}
-
-#[tokio::test(start_paused = true)]
 async fn a_report_tells_what_stands_and_that_everything_was_done_once() {
     let mut world = world();
     let reports = world.reports();
@@ -707,27 +683,6 @@ async fn a_capture_that_cannot_be_is_no_reason_to_end() {
     assert!(report.is_reconciled && report.rings == [RingId(4)].into());
 }
 
-/// A program captures from a pod and ends. The pod's mirror is the same afterwards.
-#[tokio::test(start_paused = true)]
-async fn a_capture_comes_and_goes() {
-    let captures = watch::Sender::new(Arc::<Readers>::default());
-    let mut world = world_with(captures.subscribe());
-    add_pod(&mut world, 1);
-    run_for(&mut world, TICK).await.unwrap();
-    let before = world.dataplane.actual.clone();
-    let capture = capture(&[]);
-    captures.send_replace(captured(capture.clone()));
-    run_for(&mut world, Duration::from_secs(1)).await.unwrap();
-    assert_eq!(world.report.borrow().rings, [RingId(4)].into());
-    let installed = &world.dataplane.actual;
-    let session = &installed.taps[&device(11)].tap.as_ref().unwrap().sessions[&capture.mirror()];
-    assert_eq!((session.origin, &session.target), (Origin::Capture, &capture.target()));
-    assert_eq!(installed.targets[&capture.target()], Target::Stream(Some(RingId(4))));
-    captures.send_replace(Arc::default());
-    run_for(&mut world, Duration::from_secs(1)).await.unwrap();
-    assert_eq!(world.dataplane.actual, before);
-}
-
 /// A reader of the API selects all pods, and one of them opts out. A reader is no resource, so no status has it.
 #[tokio::test(start_paused = true)]
 async fn a_reader_is_reported_while_it_reads() {
@@ -780,38 +735,6 @@ async fn an_interface_that_leads_into_a_pod_that_opts_out_is_not_read() {
     assert_eq!(asked(&world), 0);
 }
 
-/// A mirror copies to a stream. A program reads the stream, dies, and another one replaces it. A stream without a
-/// reader is no failure, and each change needs only one op, for the target.
-#[tokio::test(start_paused = true)]
-async fn a_stream_is_up_while_a_program_reads_it() {
-    let reading = watch::Sender::new(Arc::<Readers>::default());
-    let mut world = world_with(reading.subscribe());
-    world.memory.own_targets.insert(live(), Destination::Stream);
-    world.memory.policy.target = live();
-    add_pod(&mut world, 1);
-    run_for(&mut world, TICK).await.unwrap();
-    let session = |world: &World| {
-        let tap = world.dataplane.actual.taps[&device(11)].tap.as_ref().unwrap();
-        tap.sessions[&MirrorId::default()].clone()
-    };
-    assert_eq!((session(&world).origin, session(&world).target), (Origin::Annotation(Place::Pod), live()));
-    for ring in [None, Some(RingId(4)), Some(RingId(5)), None] {
-        let streams = ring.map(|ring| (live(), ring)).into_iter().collect();
-        reading.send_replace(Arc::new(Readers { streams, ..Readers::default() }));
-        world.dataplane.tried.clear();
-        run_for(&mut world, Duration::from_secs(1)).await.unwrap();
-        let report = world.report.borrow().clone();
-        assert_eq!(report.rings, ring.into_iter().collect());
-        assert!(
-            report.is_reconciled && report.failures.is_empty() && report.unreached.is_empty(),
-            "{report:?}"
-        );
-        assert_eq!(world.dataplane.actual.targets[&live()], Target::Stream(ring));
-        let ops: Vec<_> = world.dataplane.tried.iter().map(Op::name).collect();
-        assert!(ops.iter().all(|op| *op == "set_target") && ops.len() <= 1, "{ops:?}");
-    }
-}
-
 /// The program that reads gets the reason why it receives nothing.
 #[tokio::test(start_paused = true)]
 async fn a_ring_that_cannot_be_written_is_told_with_its_reason() {
@@ -831,18 +754,6 @@ async fn a_ring_that_cannot_be_written_is_told_with_its_reason() {
     run_for(&mut world, TICK).await.unwrap();
     let report = world.report.borrow().clone();
     assert!(report.unwritten.is_empty() && report.failures.is_empty(), "{report:?}");
-}
-
-/// The taps of an earlier agent continue to copy while there is no list of pods, so a program can read their target.
-#[tokio::test(start_paused = true)]
-async fn a_stream_is_read_before_there_is_a_list_of_pods() {
-    let streams = [(live(), RingId(4))].into();
-    let reading = watch::Sender::new(Arc::new(Readers { streams, ..Readers::default() }));
-    let mut world = world_with(reading.subscribe());
-    world.memory.own_targets.insert(live(), Destination::Stream);
-    run_for(&mut world, Duration::from_millis(500)).await.unwrap();
-    assert_eq!(world.dataplane.actual.targets[&live()], Target::Stream(Some(RingId(4))));
-    assert_eq!(world.report.borrow().rings, [RingId(4)].into());
 }
 
 /// The ring of a killed agent is removed before there is a list of pods.

@@ -212,19 +212,6 @@ async fn a_ring_that_cannot_be_written_is_told() {
     assert_eq!(answer.problems, [told]);
 }
 
-/// Without a list of pods, the sessions that an earlier agent left still copy to the target, and a recorder must not
-/// miss it.
-#[tokio::test]
-async fn a_target_is_read_before_there_is_a_list_of_pods() {
-    let agent = Agent::new();
-    let asking = agent.ask();
-    agent.readers(1).await;
-    let rings = agent.control.watch().borrow().rings();
-    agent.reports.send_modify(|report| *report = Arc::new(Report { rings, ..Report::clone(report) }));
-    let (_, _, answer) = asking.await.unwrap().unwrap();
-    assert_eq!(answer, Answer { target: "live".into(), ..Answer::default() });
-}
-
 /// The resources of a program that ended a moment ago are free for the next one.
 #[tokio::test]
 async fn all_room_for_rings_goes_from_one_program_to_the_next() {

@@ -259,43 +259,6 @@ fn a_record_of_nobody_is_counted_and_left_out() {
     assert_eq!((contents.packets[0].interface, &contents.packets[0].bytes), (2, &frame(4, 60)));
 }
 
-#[test]
-fn a_tag_in_metadata_is_put_into_the_bytes() {
-    let directory = tempfile::tempdir().unwrap();
-    let path = directory.path().join("web.pcapng");
-    for super_frames in [false, true] {
-        let mut recorder = begin_with_two(Plan { super_frames, ..all(&path) });
-        let tagged = RecordHead { vlan_protocol: 0x8100, vlan_tci: 0x2005, ..head(1, 5000, 60) };
-        assert_eq!(recorder.record(&tagged, &frame(1, 60)), Progress::GoesOn);
-        recorder.finish(9000).unwrap();
-        let expected = [&[1; 12][..], &[0x81, 0, 0x20, 5], &[1; 48]].concat();
-        let packets = read(&path).packets;
-        assert_eq!((&packets[0].bytes, packets[0].len), (&expected, 64));
-    }
-}
-
-#[test]
-fn a_super_frame_is_cut_or_kept_as_asked() {
-    let directory = tempfile::tempdir().unwrap();
-    let path = directory.path().join("web.pcapng");
-    let (bytes, gso_size) = super_frame(2500);
-    let record = RecordHead { gso_size, ..head(1, 5000, bytes.len()) };
-
-    let mut recorder = begin_with_two(all(&path));
-    assert_eq!(recorder.record(&record, &bytes), Progress::GoesOn);
-    assert_eq!(recorder.finish(9000).unwrap().packets, 3);
-    let packets = read(&path).packets;
-    assert_eq!(packets.iter().map(|packet| packet.len).collect::<Vec<_>>(), [1054, 1054, 554]);
-    let payload: Vec<u8> = packets.iter().flat_map(|packet| packet.bytes[54..].to_vec()).collect();
-    assert_eq!(payload, bytes[54..]);
-    assert!(packets.iter().all(|packet| packet.time_ns == 1_000_004_000));
-
-    let mut recorder = begin_with_two(Plan { super_frames: true, ..all(&path) });
-    assert_eq!(recorder.record(&record, &bytes), Progress::GoesOn);
-    assert_eq!(recorder.finish(9000).unwrap().packets, 1);
-    assert_eq!(read(&path).packets[0].bytes, bytes);
-}
-
 /// A comment shows the reader of the file that bytes are missing.
 #[test]
 fn super_frames_that_are_not_as_on_the_wire_have_a_comment() {
@@ -375,24 +338,6 @@ fn a_filter_is_asked_for_what_is_written() {
 }
 
 #[test]
-fn a_number_of_packets_ends_within_a_super_frame() {
-    let directory = tempfile::tempdir().unwrap();
-    let path = directory.path().join("web.pcapng");
-    let (bytes, gso_size) = super_frame(2500);
-    let mut recorder = begin_with_two(Plan { max_packets: Some(3), ..all(&path) });
-    assert_eq!(record(&mut recorder, &frame(1, 60)), Progress::GoesOn);
-    let head = RecordHead { gso_size, ..head(1, 5000, bytes.len()) };
-    assert_eq!(recorder.record(&head, &bytes), Progress::Complete);
-    assert_eq!(record(&mut recorder, &frame(2, 60)), Progress::Complete);
-    assert_eq!(recorder.end_batch().unwrap(), Progress::Complete);
-    assert_eq!(recorder.finish(9000).unwrap().packets, 3);
-    assert_eq!(read(&path).packets.iter().map(|packet| packet.len).collect::<Vec<_>>(), [60, 1054, 1054]);
-
-    let mut none = begin_with_two(Plan { max_packets: Some(0), ..all(&path) });
-    assert_eq!(record(&mut none, &frame(1, 60)), Progress::Complete);
-}
-
-#[test]
 fn the_first_packets_end_at_the_bound_for_good() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("web.pcapng");
@@ -405,32 +350,4 @@ fn the_first_packets_end_at_the_bound_for_good() {
     assert_eq!(recorder.finish(9000).unwrap().kept, 1);
     assert_eq!(read(&path).packets.len(), 1);
     assert!(fs::metadata(&path).unwrap().len() <= 2000);
-}
-
-#[test]
-fn the_last_packets_are_those_of_the_last_time() {
-    let directory = tempfile::tempdir().unwrap();
-    let path = directory.path().join("web.pcapng");
-    let kept = Kept::Last(Bound::Time(Duration::from_secs(2)));
-    let mut recorder = begin_with_two(Plan { kept, ..all(&path) });
-    for second in 1..=5_u8 {
-        let head = head(1, u64::from(second) * 1_000_000_000, 60);
-        assert_eq!(recorder.record(&head, &frame(second, 60)), Progress::GoesOn);
-    }
-    let summary = recorder.finish(99_000_000_000).unwrap();
-    assert_eq!((summary.packets, summary.kept), (5, 3));
-    let numbers: Vec<u8> = read(&path).packets.iter().map(|packet| packet.bytes[0]).collect();
-    assert_eq!(numbers, [3, 4, 5], "the time of the end does not count");
-}
-
-#[test]
-fn the_newest_packet_is_kept_however_small_the_bound() {
-    let directory = tempfile::tempdir().unwrap();
-    let path = directory.path().join("web.pcapng");
-    let mut recorder = begin_with_two(Plan { kept: Kept::Last(Bound::Bytes(0)), ..all(&path) });
-    for number in 1..=3 {
-        assert_eq!(record(&mut recorder, &frame(number, 60)), Progress::GoesOn);
-    }
-    assert_eq!(recorder.finish(9000).unwrap().kept, 1);
-    assert_eq!(read(&path).packets[0].bytes, frame(3, 60));
 }

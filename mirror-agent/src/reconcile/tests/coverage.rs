@@ -1,11 +1,11 @@
 //! The reports of the loop about the counters that it reads between its rounds. [`routes`](super::routes) tests its
 //! reactions.
 
-use mirror_common::verdict::{Direction, Hook};
+use mirror_common::verdict::Direction;
 use mirror_core::coverage::{Count, Doubt, State, Way};
 
 use super::*;
-use crate::{kernel::dataplane::TapCount, model::Hidden, report::NicCoverage};
+use crate::{kernel::dataplane::TapCount, report::NicCoverage};
 
 /// Packets to the pod that have passed the hook (`seen`), and that have bypassed the node side (`around`).
 #[derive(Default)]
@@ -52,34 +52,6 @@ const IDLE: State = State::Unknown(Doubt::Idle);
 const AROUND: State = State::Bypassed(Way::Peer);
 
 #[tokio::test(start_paused = true)]
-async fn a_bypass_is_told_within_seconds_and_so_is_its_end() {
-    let mut world = world_outside();
-    let mut traffic = Traffic::default();
-    traffic.passes(&mut world, 0, 0, 3).await;
-    assert_eq!(states(&world), [IDLE, IDLE]);
-    traffic.passes(&mut world, 50, 0, 3).await;
-    assert_eq!((states(&world), reasons(&world)), ([State::Covered, IDLE], vec![]));
-    let [ingress, _] = told(&world).directions;
-    assert_eq!((ingress.seen, ingress.carried), (50, 50));
-
-    traffic.passes(&mut world, 50, 7, 3).await;
-    assert_eq!((states(&world), reasons(&world)), ([AROUND, IDLE], vec!["Bypassed"]));
-    let [ingress, _] = told(&world).directions;
-    assert_eq!((ingress.seen, ingress.carried), (100, 107));
-    // A reading that is due at the same moment as the packets may count them.
-    assert!(ingress.since.elapsed() <= Duration::from_secs(3), "{ingress:?}");
-
-    // A reading that changes no state updates the numbers without a round; `run_for` starts with one.
-    let rounds = world.links.asked.len();
-    traffic.passes(&mut world, 50, 0, 3).await;
-    assert_eq!((told(&world).directions[0].carried, world.links.asked.len()), (157, rounds + 1));
-    for _ in 0..10 {
-        traffic.passes(&mut world, 50, 0, 3).await;
-    }
-    assert_eq!((states(&world), reasons(&world)), ([State::Covered, IDLE], vec![]));
-}
-
-#[tokio::test(start_paused = true)]
 async fn only_a_direction_that_a_mirror_copies_gives_a_reason() {
     let captures = watch::Sender::new(Arc::<Readers>::default());
     let mut world = world_with(captures.subscribe());
@@ -98,26 +70,6 @@ async fn only_a_direction_that_a_mirror_copies_gives_a_reason() {
     let skipped: Vec<_> = report.skipped.iter().collect();
     let expected = Why::Bypassed(Direction::Ingress, Way::Peer);
     assert!(matches!(skipped[..], [skipped] if skipped.why == expected && skipped.is_of_capture()));
-}
-
-#[tokio::test(start_paused = true)]
-async fn hidden_packets_and_missing_hooks_are_told_and_not_judged() {
-    let mut world = world();
-    add_pod(&mut world, 1);
-    world.dataplane.failures = vec![Op::Attach(device(11), Program::TapIngress); 3].into();
-    run_for(&mut world, Duration::from_millis(50)).await.unwrap();
-    assert_eq!(states(&world)[1], State::NoHook, "what leaves the pod");
-    let mut traffic = Traffic::default();
-    traffic.passes(&mut world, 0, 0, 3).await;
-    assert_eq!(states(&world), [IDLE, IDLE]);
-
-    let hidden = Hidden::Program("first".into());
-    world.dataplane.actual.taps.get_mut(&device(11)).unwrap().hidden = vec![(Hook::Egress, hidden.clone())];
-    traffic.passes(&mut world, 0, 50, 3).await;
-    assert_eq!((states(&world), reasons(&world)), ([State::Hidden(hidden), IDLE], vec!["Hidden"]));
-    world.dataplane.actual.taps.get_mut(&device(11)).unwrap().hidden = vec![(Hook::Egress, Hidden::NoHook)];
-    traffic.passes(&mut world, 0, 50, 3).await;
-    assert_eq!((states(&world), reasons(&world)), ([State::NoHook, IDLE], vec!["Hidden"]));
 }
 
 #[tokio::test(start_paused = true)]

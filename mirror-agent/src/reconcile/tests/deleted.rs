@@ -46,15 +46,6 @@ fn gone_look() -> Duration {
     super::super::deleted::LOOK_AGAIN
 }
 
-#[tokio::test(start_paused = true)]
-async fn a_pod_that_never_ends_is_given_up_after_an_hour() {
-    let mut world = forced().await;
-    run_for(&mut world, 59 * A_MINUTE).await.unwrap();
-    assert_eq!(tapped(&world), [11, 12]);
-    run_for(&mut world, 2 * A_MINUTE).await.unwrap();
-    assert_eq!(tapped(&world), [11]);
-}
-
 /// The device of the NIC is deleted before the last process ends, as by a runtime that removes the network first.
 #[tokio::test(start_paused = true)]
 async fn a_pod_without_a_nic_is_forgotten_and_nothing_is_told() {
@@ -66,16 +57,6 @@ async fn a_pod_without_a_nic_is_forgotten_and_nothing_is_told() {
     let report = world.report.borrow().clone();
     assert_eq!((tapped(&world), &report.skipped), (vec![11], &BTreeSet::new()));
     assert!(report.mirrors.keys().all(|pod| pod.name == "pod-1"), "{report:?}");
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_new_pod_of_its_name_takes_its_place() {
-    let mut world = forced().await;
-    run_for(&mut world, A_MINUTE).await.unwrap();
-    add_pod(&mut world, 3);
-    world.pods.0.as_mut().unwrap()[1].id.name = "pod-2".into();
-    run_for(&mut world, 2 * gone_look()).await.unwrap();
-    assert_eq!(tapped(&world), [11, 13]);
 }
 
 /// The last state of the object counts, even if its last change arrives together with its deletion.

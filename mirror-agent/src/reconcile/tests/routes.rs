@@ -6,7 +6,7 @@ use mirror_core::coverage::{Count, Doubt, Reason, State};
 use super::*;
 use crate::{
     kernel::dataplane::TapCount,
-    model::{FIRST_IFINDEX, Hidden, PodSide},
+    model::{FIRST_IFINDEX, Hidden},
     report::NicCoverage,
 };
 
@@ -110,65 +110,6 @@ fn has_exit(world: &World) -> bool {
 
 fn of_ingress(world: &World) -> State {
     told(world).directions[Direction::Ingress as usize].state.clone()
-}
-
-#[tokio::test(start_paused = true)]
-async fn one_packet_around_the_nodes_end_changes_the_side_in_seconds_and_their_end_changes_it_back() {
-    let (mut world, mut traffic) = moved().await;
-    let attached = |world: &World| {
-        world.dataplane.tried.iter().rposition(|op| *op == Op::Attach(nic(), Program::TapIngress))
-    };
-    let put = |world: &World, is_meant: &dyn Fn(Option<PodSide>) -> bool| {
-        let is_so = |op: &Op| matches!(op, Op::PutTap(_, head) if is_meant(head.pod_side));
-        world.dataplane.tried.iter().rposition(is_so)
-    };
-    let sees = |side: Option<PodSide>| side.is_some_and(|side| side.sees);
-    assert!(attached(&world).is_some() && attached(&world) < put(&world, &sees));
-    assert!(has_exit(&world) && world.dataplane.actual.hubs.len() == 1);
-    assert_eq!((told(&world).inside, reasons(&world)), (Some(Reason::Around), vec![]));
-    for (crossed, around) in [(0, 50), (20, 30), (50, 1)] {
-        traffic.passes(&mut world, crossed, around, 3).await;
-    }
-    assert_eq!((of_ingress(&world), sides(&world), reasons(&world)), (State::Covered, INSIDE, vec![]));
-    let coverage = &told(&world).directions[Direction::Ingress as usize];
-    assert_eq!((coverage.seen, coverage.carried), (151, 151));
-
-    // Some packets, and 20 s in which none bypasses the node side.
-    for _ in 0..5 {
-        traffic.passes(&mut world, 5, 0, 3).await;
-        assert_eq!(sides(&world), INSIDE);
-    }
-    traffic.passes(&mut world, 5, 0, 9).await;
-    assert_eq!((sides(&world), told(&world).inside), (NODE, None));
-    let both = |side: Option<PodSide>| side.is_some_and(|side| !side.sees);
-    assert!(
-        put(&world, &sees) < put(&world, &both) && put(&world, &both) < put(&world, &|side| side.is_none())
-    );
-    traffic.passes(&mut world, 50, 0, 6).await;
-    assert_eq!((of_ingress(&world), reasons(&world)), (State::Covered, vec![]));
-    assert!(!has_exit(&world) && world.links.links.by_name(exit::HUB).is_none());
-    assert!(world.dataplane.actual.hubs.is_empty());
-    assert_eq!(world.dataplane.actual.taps.len(), 1);
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_known_cni_is_recognised_before_the_first_packet() {
-    let mut world = world();
-    add_pod(&mut world, 1);
-    world.dataplane.programs.insert(IfIndex(11), [String::from("cil_from_contai")].into());
-    run_for(&mut world, Duration::from_millis(50)).await.unwrap();
-    assert_eq!((sides(&world), told(&world).inside), (INSIDE, Some(Reason::Cni("Cilium"))));
-    assert!(has_exit(&world));
-    let mut traffic = Traffic::default();
-    for _ in 0..20 {
-        traffic.passes(&mut world, 50, 0, 3).await;
-    }
-    assert_eq!((sides(&world), of_ingress(&world)), (INSIDE, State::Covered));
-    // The pod is deleted, and all its state is removed.
-    world.pods.0 = Some(Vec::new());
-    world.links.links.pods.clear();
-    run_for(&mut world, Duration::from_secs(3)).await.unwrap();
-    assert!(world.dataplane.actual.taps.is_empty() && world.dataplane.actual.hubs.is_empty());
 }
 
 /// A CNI attaches its programs behind the tap, or changes its mode while pods run. It is recognised without a packet.
@@ -289,25 +230,6 @@ async fn a_new_agent_deletes_an_exit_that_no_tap_tells_of() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_agent_or_a_pod_that_wants_no_tap_inside_gets_the_reason() {
-    let (mut world, mut traffic) = moved().await;
-    annotate(&mut world, "pod-side-taps", "off");
-    traffic.passes(&mut world, 0, 0, 3).await;
-    assert_eq!((sides(&world), has_exit(&world)), (NODE, false));
-    traffic.passes(&mut world, 0, 0, 3).await;
-    traffic.passes(&mut world, 0, 9, 3).await;
-    assert_eq!((sides(&world), reasons(&world)), (NODE, vec!["Bypassed"]));
-    annotate(&mut world, "pod-side-taps", "auto");
-    traffic.passes(&mut world, 0, 9, 6).await;
-    assert_eq!((sides(&world), reasons(&world)), (INSIDE, vec![]));
-    world.memory.policy.taps_inside = false;
-    traffic.passes(&mut world, 0, 9, 3).await;
-    traffic.passes(&mut world, 0, 9, 3).await;
-    traffic.passes(&mut world, 0, 9, 3).await;
-    assert_eq!((sides(&world), reasons(&world)), (NODE, vec!["Bypassed"]));
-}
-
-#[tokio::test(start_paused = true)]
 async fn without_a_way_out_of_the_pod_the_tap_stays_and_says_so() {
     let (mut world, mut traffic) = (world(), Traffic::default());
     world.links.refuses_exits = true;
@@ -382,21 +304,6 @@ async fn a_side_that_fails_is_tried_again_and_the_other_one_stays() {
     assert_ne!(of_ingress(&world), State::NoHook);
     run_for(&mut world, Duration::from_secs(5)).await.unwrap();
     assert_eq!(sides(&world), INSIDE);
-}
-
-#[tokio::test(start_paused = true)]
-async fn what_a_pod_takes_away_is_attached_again_and_told_for_a_while() {
-    let (mut world, _) = moved().await;
-    world.dataplane.actual.taps.get_mut(&nic()).unwrap().ingress = HookState::Dead;
-    let attached = world.dataplane.tried.len();
-    run_for(&mut world, Duration::from_secs(1)).await.unwrap();
-    assert!(world.dataplane.tried[attached..].contains(&Op::Attach(nic(), Program::TapIngress)));
-    assert_eq!((sides(&world), reasons(&world)), (INSIDE, vec!["Removed"]));
-    run_for(&mut world, Duration::from_secs(28)).await.unwrap();
-    assert_eq!(reasons(&world), ["Removed"]);
-    // No event wakes the loop.
-    run_for(&mut world, Duration::from_secs(2)).await.unwrap();
-    assert_eq!((sides(&world), reasons(&world)), (INSIDE, vec![]));
 }
 
 /// The pod removes the programs of both directions, one at a time. Each has its own pause, and does not delay the other

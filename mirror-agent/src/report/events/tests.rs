@@ -8,8 +8,7 @@ use tokio::{sync::watch, time::sleep};
 
 use super::*;
 use crate::{
-    model::{Place, ResourceId, TargetName},
-    report::{Mirrored, Mirrors, Stage},
+    model::{Place, ResourceId},
     select::{BadAnnotation, MIRROR, Problem},
     settings::SettingError,
     sources::kube::tests::fake::{self, Reply},
@@ -159,39 +158,6 @@ fn report(names: &[&str]) -> Arc<Report> {
     Arc::new(Report { skipped: names.iter().map(skipped).collect(), ..Report::default() })
 }
 
-#[tokio::test(start_paused = true)]
-async fn events_are_posted_once_the_server_takes_them_with_or_without_news() {
-    let start = Instant::now();
-    let (posted, mut posts) = tokio::sync::mpsc::unbounded_channel();
-    let client = fake::client(move |request| {
-        let namespace = request.uri().path().split('/').nth(5).unwrap().to_owned();
-        let second = start.elapsed().as_secs();
-        posted.send((second, namespace.clone())).unwrap();
-        match (second, namespace.as_str()) {
-            (0..60, _) => Reply::Status(503),
-            (60..200, "full") => Reply::Status(403),
-            _ => Reply::Object(json!({"kind": "Event", "metadata": {"name": "it"}})),
-        }
-    });
-    let (reports, reader) = watch::channel(report(&[]));
-    let agent = tokio::spawn(post(client, "node".into(), reader));
-    // Meanwhile another Event is added, and one is removed.
-    for names in [&["gone"][..], &["gone", "full"], &["full", "shop"]] {
-        reports.send(report(names)).unwrap();
-        sleep(Duration::from_millis(400)).await;
-    }
-    sleep(Duration::from_secs(1000)).await;
-    drop(reports);
-    agent.await.unwrap();
-    let mut seen = Vec::new();
-    while let Ok((second, namespace)) = posts.try_recv() {
-        seen.push(format!("{second} {namespace}"));
-    }
-    let while_away = ["0 gone", "1 full", "3 shop", "7 full", "15 shop", "31 full"];
-    let afterwards = ["63 shop", "63 full", "71 full", "87 full", "119 full", "183 full", "311 full"];
-    assert_eq!(seen, [&while_away[..], &afterwards].concat());
-}
-
 /// The Events of a server that deletes an Event an hour after its last change, by name: the time of that change, and
 /// the Event.
 #[derive(Default)]
@@ -273,60 +239,4 @@ async fn an_event_is_there_as_long_as_it_holds_and_over_a_restart_of_the_agent()
     assert_eq!(server.lock().unwrap().1.len(), 3);
     drop(reports);
     agent.await.unwrap();
-}
-
-#[tokio::test(start_paused = true)]
-async fn the_beginning_and_the_end_of_a_mirror_are_each_posted_once_and_not_again_by_the_next_agent() {
-    let server = Server::default();
-    let posts = || std::mem::take(&mut server.lock().unwrap().1);
-    let mirrors = |is_there: bool| {
-        let all = ResourceId { namespace: Some("shop".into()), name: "all".parse().unwrap() }.mirror();
-        let mirrored = Mirrored { target: TargetName::default(), is_asked: true, stage: Stage::Installed };
-        is_there.then(|| (pod_id("web"), [(all, mirrored)].into())).into_iter().collect::<Mirrors>()
-    };
-    let report = |is_there, found| {
-        let pods = Some([(pod_id("web"), None)].into());
-        Arc::new(Report {
-            pods,
-            mirrors: mirrors(is_there),
-            found: Arc::new(mirrors(found)),
-            ..Report::default()
-        })
-    };
-    let (reports, reader) = watch::channel(report(false, false));
-    let agent = tokio::spawn(post(client(&server), "node".into(), reader));
-    reports.send(report(true, false)).unwrap();
-    // Nothing is refreshed.
-    for _ in 0..24 * 60 {
-        sleep(Duration::from_secs(60)).await;
-        reports.send(report(true, false)).unwrap();
-    }
-    assert_eq!(posts(), ["POST MirrorStarted"]);
-    drop(reports);
-    agent.await.unwrap();
-
-    let (reports, reader) = watch::channel(report(true, true));
-    let agent = tokio::spawn(post(client(&server), "node".into(), reader));
-    for (is_there, expected) in [
-        (true, &[][..]),
-        (false, &["POST MirrorEnded"]),
-        (true, &["POST MirrorStarted"]),
-        // The same change as before: one more of its series.
-        (false, &["POST MirrorEnded", "PATCH -", "PATCH -"]),
-        (true, &["POST MirrorStarted", "PATCH -", "PATCH -"]),
-    ] {
-        reports.send(report(is_there, true)).unwrap();
-        sleep(Duration::from_secs(60)).await;
-        assert_eq!(posts(), expected);
-    }
-    drop(reports);
-    agent.await.unwrap();
-    let events = server.lock().unwrap();
-    let facts = events.0.0.values().map(|(_, event)| {
-        (event["type"].clone(), event["note"].as_str().unwrap().to_owned(), event["series"]["count"].clone())
-    });
-    let facts: BTreeSet<_> = facts.map(|(kind, note, count)| format!("{kind} {count} {note}")).collect();
-    let ended = "\"Normal\" 2 No longer mirrored by mirror/all: no longer requested";
-    let started = "\"Normal\" 2 Mirrored by mirror/all (target default)";
-    assert_eq!(facts, [ended, started].map(str::to_owned).into());
 }

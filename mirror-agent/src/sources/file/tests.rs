@@ -82,19 +82,6 @@ async fn bad(file: &mut PodFile, text: &str) {
 }
 
 #[tokio::test]
-async fn a_file_is_read_at_once_and_after_an_atomic_rename() {
-    let desk = Desk::new();
-    fs::write(&desk.path, pods(&["a"])).unwrap();
-    let mut file = desk.file();
-    assert_eq!(names(&file).unwrap(), ["a"]);
-    desk.rename_to(&pods(&["a", "b"]));
-    assert_eq!(changed(&mut file).await, ["a", "b"]);
-    desk.rename_to("{kind: List, items: []}");
-    assert!(changed(&mut file).await.is_empty());
-    assert!(desk.errors().is_empty());
-}
-
-#[tokio::test]
 async fn a_file_that_is_written_in_place_is_read_when_it_is_closed() {
     let desk = Desk::new();
     fs::write(&desk.path, pods(&["a"])).unwrap();
@@ -150,18 +137,6 @@ async fn a_file_that_is_missing_or_bad_at_first_gives_no_list() {
     assert!(errors[0].contains("there is no list of pods yet") && errors[0].contains("No such file"));
     fs::write(&desk.path, pods(&["a"])).unwrap();
     assert_eq!(changed(&mut file).await, ["a"]);
-}
-
-#[tokio::test]
-async fn a_file_that_is_deleted_and_made_again_keeps_its_pods_meanwhile() {
-    let desk = Desk::new();
-    fs::write(&desk.path, pods(&["a"])).unwrap();
-    let mut file = desk.file();
-    fs::remove_file(&desk.path).unwrap();
-    bad(&mut file, "No such file").await;
-    fs::write(&desk.path, pods(&["b"])).unwrap();
-    assert_eq!(changed(&mut file).await, ["b"]);
-    assert_eq!(desk.errors().len(), 1, "{:?}", desk.errors());
 }
 
 #[tokio::test]

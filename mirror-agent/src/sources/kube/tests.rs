@@ -176,18 +176,6 @@ fn keys_that_serde_json_reserves_are_like_others() {
 }
 
 #[test]
-fn of_a_namespace_its_name_its_labels_and_our_annotations_are_kept() {
-    let mut namespace: PartialObjectMeta<Namespace> = serde_json::from_value(json!({"metadata": {
-        "name": "shop", "uid": "1", "resourceVersion": "5", "labels": {"a": "b"},
-        "annotations": {"podmirror.io/mirror": "true", "other": "text"},
-    }}))
-    .unwrap();
-    namespace.trim();
-    let kept = json!({"name": "shop", "labels": {"a": "b"}, "annotations": {"podmirror.io/mirror": "true"}});
-    assert_eq!(serde_json::to_value(&namespace.metadata).unwrap(), kept);
-}
-
-#[test]
 fn the_source_is_as_near_as_its_farther_watch() {
     use SourceState::{Away, Current, Starting};
     let early = Away { since: Instant::now() };

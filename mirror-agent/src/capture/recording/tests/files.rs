@@ -1,12 +1,6 @@
 //! Tests with directories and disks: rotations, modes of files, failures, and what is readable after them.
 
-use std::{
-    env,
-    fs::Permissions,
-    os::unix::fs::PermissionsExt as _,
-    process::{self, Command},
-    thread,
-};
+use std::{fs::Permissions, os::unix::fs::PermissionsExt as _, thread};
 
 use nix::{
     mount::{MntFlags, MsFlags, mount, umount2},
@@ -87,18 +81,6 @@ fn a_file_that_was_moved_away_is_not_missed() {
 }
 
 #[test]
-fn a_packet_that_is_longer_than_a_file_may_be_has_a_file_of_its_own() {
-    let directory = tempfile::tempdir().unwrap();
-    let mut recorder = begin_with_two(rotation(&directory.path().join("web"), 0, 0));
-    for number in 1..=3 {
-        assert_eq!(record(&mut recorder, &frame(number, 1000)), Progress::GoesOn);
-    }
-    let files = recorder.finish(9000).unwrap().files;
-    assert_eq!(files_in(directory.path()).len(), 1);
-    assert_eq!(read(&files[0]).packets[0].bytes, frame(3, 1000));
-}
-
-#[test]
 fn files_are_for_their_owner_and_replace_what_was_there() {
     let directory = tempfile::tempdir().unwrap();
     let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
@@ -139,41 +121,6 @@ fn more_than_the_memory_is_an_error_that_leaves_the_file_alone() {
         assert!(error.starts_with("cannot get 18446744073709551615 bytes of memory"), "{error}");
         assert!(!path.exists());
     }
-}
-
-/// This test runs itself again, as a process whose standard output it can read.
-#[test]
-fn standard_output_is_a_file_like_any_other() {
-    const NAME: &str = "capture::recording::tests::files::standard_output_is_a_file_like_any_other";
-    const IS_CHILD: &str = "RECORDS_TO_STDOUT";
-    if env::var_os(IS_CHILD).is_some() {
-        let plan = Plan { output: Sink::Stdout, ..all(Path::new("")) };
-        let mut recorder = begin_with_two(plan);
-        // With newlines, at which Rust's own buffer would flush.
-        assert_eq!(record(&mut recorder, &frame(b'\n', 60)), Progress::GoesOn);
-        assert!(recorder.finish(9000).unwrap().files.is_empty());
-        process::exit(0);
-    }
-    let arguments = ["--exact", NAME, "--nocapture"];
-    let child = Command::new(env::current_exe().unwrap()).args(arguments).env(IS_CHILD, "").output().unwrap();
-    assert!(child.status.success(), "{child:?}");
-    // The test runner has written some lines before the file.
-    let start = child.stdout.windows(4).position(|bytes| bytes == b"\n\r\r\n").unwrap();
-    let (contents, rest) = read_blocks(&child.stdout[start..]);
-    assert_eq!((contents.packets.len(), contents.statistics.len(), rest), (1, 2, 0));
-    assert_eq!(contents.packets[0].bytes, frame(b'\n', 60));
-}
-
-#[test]
-fn a_recorder_that_is_killed_leaves_its_batches() {
-    let directory = tempfile::tempdir().unwrap();
-    let path = directory.path().join("web.pcapng");
-    let mut recorder = begin_with_two(all(&path));
-    assert_eq!(record(&mut recorder, &frame(1, 60)), Progress::GoesOn);
-    assert_eq!(recorder.end_batch().unwrap(), Progress::GoesOn);
-    assert_eq!(record(&mut recorder, &frame(2, 60)), Progress::GoesOn);
-    drop(recorder);
-    assert_eq!(read(&path).packets.len(), 1);
 }
 
 #[test]
@@ -268,25 +215,4 @@ fn a_rotation_on_a_full_disk_counts_what_its_files_hold() {
             assert_eq!(files_in(directory), summary.files);
         });
     }
-}
-
-#[test]
-fn a_disk_that_is_full_in_a_rotation_leaves_the_older_files() {
-    on_a_small_disk(|directory| {
-        let mut recorder = begin_with_two(rotation(&directory.join("web"), 20_000, 10));
-        let mut count = 0;
-        while record(&mut recorder, &frame(1, 999)) == Progress::GoesOn {
-            count += 1;
-            assert!(count < 100);
-        }
-        // Returned here if `end_batch` was not called.
-        let error = recorder.finish(9000).unwrap_err().to_string();
-        assert!(error.contains("No space") && error.contains("/web_0000"), "{error}");
-        let files = files_in(directory);
-        assert!(files.len() >= 3);
-        assert!(
-            files.iter().map(|file| read_blocks(&fs::read(file).unwrap()).0.packets.len()).sum::<usize>()
-                > 40
-        );
-    });
 }

@@ -109,51 +109,6 @@ fn the_memory_reaches_back_to_the_oldest_packet_that_was_not_replaced() {
     assert_eq!(snapshot.reach_ns, 10_000 - 2000 - u64::from(oldest));
 }
 
-/// The packets of the past come first, with the interfaces of their own recording.
-#[test]
-fn a_recording_begins_with_the_packets_of_another_one() {
-    let mut recorder = begin_with_two(newest(Path::new("/dev/null"), 1 << 20));
-    for (serial, number) in [(1, 1), (2, 2)] {
-        let _ = recorder.record(&head(serial, 2000, 60), &frame(number, 60));
-    }
-    let past = recorder.snapshot(&Excerpt::ALL, STARTED).unwrap().bytes;
-    let directory = tempfile::tempdir().unwrap();
-    let path = directory.path().join("web.pcapng");
-    let mut recorder = begin(Plan { max_packets: Some(3), ..all(&path) });
-    let mut rest = &past[..];
-    while let Some(length) = rest.get(4..8) {
-        let length = u32::from_le_bytes(length.try_into().unwrap()) as usize;
-        let block;
-        (block, rest) = rest.split_at(length);
-        assert_eq!(recorder.append(block).unwrap(), Progress::GoesOn);
-    }
-    add(&mut recorder, 7);
-    assert_eq!(recorder.record(&head(7, 5000, 60), &frame(3, 60)), Progress::Complete);
-    assert_eq!(recorder.finish(6000).unwrap().packets, 3);
-    let file = read(&path);
-    assert_eq!(file.names, ["shop/web-1 eth0", "shop/web-2 eth0", "shop/web-7 eth0"]);
-    let seen: Vec<_> = file.packets.iter().map(|packet| (packet.interface, packet.bytes[0])).collect();
-    assert_eq!(seen, [(0, 1), (1, 2), (2, 3)]);
-    assert_eq!(file.statistics.len(), 3);
-}
-
-#[test]
-fn what_was_saved_stays_and_the_recording_goes_on() {
-    let directory = tempfile::tempdir().unwrap();
-    let path = directory.path().join("web.pcapng");
-    let mut recorder = begin_with_two(newest(&path, 1 << 20));
-    let mut saved = Vec::new();
-    for number in 1..=2 {
-        assert_eq!(record(&mut recorder, &frame(number, 60)), Progress::GoesOn);
-        let (path, packets) = recorder.save(2_000_000_000).unwrap().unwrap();
-        assert_eq!((read(&path).packets.len() as u64, packets), (number.into(), number.into()));
-        saved.push(path);
-    }
-    let names = ["web_00001_19700101T000002.pcapng", "web_00002_19700101T000002.pcapng"];
-    assert_eq!(saved, names.map(|name| directory.path().join(name)));
-    assert_eq!(recorder.finish(9000).unwrap().files, [path]);
-}
-
 #[test]
 fn other_recordings_have_no_snapshot() {
     let directory = tempfile::tempdir().unwrap();

@@ -157,26 +157,6 @@ fn the_end_of_a_mirror_has_its_reason() {
     );
 }
 
-#[test]
-fn what_an_earlier_agent_has_left_is_not_told_again() {
-    let [all, over] = [("mirror/all", "ids", INSTALLED), ("default", "default", OVER)];
-    let agent = &mut Agent::finding(of_web(&[all, over]));
-    // There is no list of pods yet.
-    let unlisted = Report { pods: None, ..report(&[], Mirrors::new(), &agent.found) };
-    assert_eq!(agent.told_by(&unlisted), [""; 0]);
-    assert_eq!(agent.told(&[all, over]), [""; 0]);
-    assert_eq!(agent.told(&[over]), ["MirrorEnded: No longer mirrored by mirror/all: no longer requested"]);
-    // While no agent ran, the Mirror was deleted, and the other mirror got another target.
-    let agent = &mut Agent::finding(of_web(&[all, over]));
-    assert_eq!(
-        agent.told(&[("default", "west", INSTALLED)]),
-        [
-            "MirrorStarted: Mirrored by default (target west)",
-            "MirrorEnded: No longer mirrored by mirror/all: no longer requested"
-        ]
-    );
-}
-
 /// The state according to the posted Events: the mirrors that copy, with their targets.
 type Said = BTreeMap<(PodId, MirrorId), TargetName>;
 

@@ -96,17 +96,6 @@ fn an_event_that_still_holds_is_refreshed_before_the_server_forgets_it() {
 }
 
 #[test]
-fn an_event_of_an_earlier_agent_is_refreshed_at_once() {
-    let mut now = Instant::now();
-    let mut outbox = Outbox::default();
-    outbox.set([fact("a", "x")].into(), now);
-    assert_eq!(post(&mut outbox, &mut now, Outcome::Exists), ("a/x".into(), Post::Create, 0));
-    let refresh = Post::Refresh { count: None };
-    assert_eq!(post(&mut outbox, &mut now, Outcome::Written { count: 8 }), ("a/x".into(), refresh, 0));
-    assert!(is_quiet(&outbox, now));
-}
-
-#[test]
 fn what_the_server_does_not_take_is_tried_again_with_the_refreshments() {
     let mut now = Instant::now();
     let mut outbox = Outbox::default();
