@@ -187,36 +187,6 @@ fn a_broken_filter_is_told_once_and_its_pod_is_not_mirrored() {
     assert_eq!(agent.log_with(&["not mirrored"]).len(), 2, "{:#?}", agent.log());
 }
 
-#[test]
-fn every_setting_that_cannot_be_used_keeps_its_pod_from_being_mirrored() {
-    let Node { web, db, lab } = &Node::bridged("settings");
-    let pods = PodsFile::new(lab, &[PodSpec::of(db).mirror("true")]);
-    let agent = Agent::run(lab, any_mode(), &pods, &[]);
-    lab.wait_mirrored(&[db]);
-    for (key, bad, good) in [
-        ("sample", "200%", "50%"),
-        ("rate", "fast", "10kpps,50Mbit"),
-        ("rate", "10kpps,50Mbit,burst=105d", "10kpps,50Mbit,burst=10s"),
-        ("snaplen", "10", "96"),
-        ("snaplen", "20000", "15616"),
-        ("duration", "soon", "15m"),
-        ("packets", "-1", "100k"),
-        ("bytes", "1 hogshead", "1GiB"),
-        ("bytes", "64K", "64Ki"),
-    ] {
-        let annotation = &format!("podmirror.io/{key}");
-        let web_with = |value| PodSpec::of(web).mirror("true").annotated(annotation, value);
-        pods.write(&[web_with(good), PodSpec::of(db).mirror("true")]);
-        let status = lab.wait_mirrored(&[web, db]);
-        let settings = &status.tap(web.veth_host()).settings;
-        let set: Vec<_> = settings.as_object().unwrap().keys().collect();
-        assert_eq!(set, [key], "{settings}");
-        pods.write(&[web_with(bad), PodSpec::of(db).mirror("true")]);
-        lab.wait_mirrored(&[db]);
-        agent.wait_for_log(&["not mirrored", "\"default/web\"", "\"BadSetting\"", annotation, bad]);
-    }
-}
-
 /// Whether the program that cuts copies is on the mirror interface.
 fn is_cut(lab: &Lab, mode: AttachMode) -> bool {
     match mode {

@@ -22,7 +22,7 @@ fn shows_redirects() -> bool {
 }
 
 /// The state of ingress when the tap sees all of it.
-fn seen_ingress() -> &'static str {
+pub(crate) fn seen_ingress() -> &'static str {
     if shows_redirects() { "Covered" } else { "Unknown" }
 }
 
@@ -224,22 +224,5 @@ fn a_program_that_comes_first_later_is_found_by_what_is_missing() {
     drop(neighbour);
     pods.write_to_wake(&[PodSpec::of(web).mirror("true"), PodSpec::of(db)]);
     wait_states(lab, web, FEW_READINGS, ["Covered", "Covered"], talk);
-    agent.stop();
-}
-
-#[test]
-fn a_device_without_a_hook_and_a_filter_ahead_have_their_states() {
-    let Node { web, db, lab } = &Node::bridged("no-hook");
-    let device = web.veth_host();
-    lab.node().tc(&format!("qdisc add dev {device} ingress"));
-    lab.node().tc(&format!(
-        "filter add dev {device} parent ffff: prio 1 protocol all u32 match u32 0 0 flowid 1:1"
-    ));
-    let pods = PodsFile::new(lab, &[PodSpec::of(web).mirror("true"), PodSpec::of(db)]);
-    let agent = Agent::run(lab, AttachMode::Clsact, &pods, &[]);
-    wait_states(lab, web, FEW_READINGS, ["NoHook", "Hidden"], || {});
-    lab.node().tc(&format!("qdisc delete dev {device} ingress"));
-    lab.wait_mirrored(&[web]);
-    wait_states(lab, web, FEW_READINGS, [seen_ingress(), "Covered"], || web.ping(db.v4(), 5, 56));
     agent.stop();
 }

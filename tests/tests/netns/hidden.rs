@@ -4,7 +4,11 @@ use mirror_tests::{
     Agent, AttachMode, Capture, Lab, Neighbour, PodNs, PodSpec, PodsFile, SOON, check, eventually,
 };
 
-use crate::{Inside, MIRROR, Node, shows};
+use crate::{
+    Inside, MIRROR, Node,
+    coverage::{FEW_READINGS, seen_ingress, wait_states},
+    shows,
+};
 
 in_both_modes!(copies_that_pass_by_the_second_stage_are_not_made);
 
@@ -140,12 +144,14 @@ fn filters_ahead_of_ours_are_told_by_direction() {
     let status = lab.status();
     let attached = &status.tap(device).attached;
     assert_eq!((attached["ingress"].as_str(), attached["egress"].as_str()), ("clsact", "none"), "{status:?}");
+    wait_states(lab, web, FEW_READINGS, ["NoHook", "Hidden"], || {});
     assert!(agent.log_with(&["\"ERROR\""]).is_empty(), "{:#?}", agent.log());
     // The reason disappears with its cause.
     lab.node().tc(&format!("qdisc delete dev {device} ingress"));
     wait_for_hidden(lab, &[]);
     lab.wait_mirrored(&[web]);
     is_mirrored(lab, web, db);
+    wait_states(lab, web, FEW_READINGS, [seen_ingress(), "Covered"], || web.ping(db.v4(), 5, 56));
     agent.stop();
 }
 

@@ -34,7 +34,6 @@ mod complete;
 mod coverage;
 mod crashes;
 mod devices;
-mod explained;
 mod far;
 mod filters;
 mod floods;

@@ -258,36 +258,6 @@ fn a_flood_hides_no_other_pod() {
 }
 
 #[test]
-fn the_rings_of_all_captures_are_bounded() {
-    let Node { web, db, lab } = &Node::bridged("tailmemory");
-    let _agent = Agent::mirroring(lab, any_mode(), &[PodSpec::of(web), PodSpec::of(db)], &[], &[]);
-    let large = Tail::start(lab, &["tail", "--pod", "default/web", "--buffer", "64MiB"]);
-    let exit = lab.agent_exit(&["tail", "--pod", "default/db", "-w", "/dev/null"]);
-    assert!(exit.code == Some(1) && exit.stderr.contains("64 MiB are in use"), "{exit:?}");
-    large.stop();
-}
-
-#[test]
-fn captures_are_bounded_in_number() {
-    let Node { web, db, lab } = &Node::bridged("tailmany");
-    let _agent = Agent::mirroring(lab, any_mode(), &[PodSpec::of(web), PodSpec::of(db)], &[], &[]);
-    let tails: Vec<_> = (1..=8)
-        .map(|number| {
-            Tail::start(
-                lab,
-                &["tail", "--pod", "default/web", "--buffer", "1MiB", "-c", &(1000 + number).to_string()],
-            )
-        })
-        .collect();
-    let exit = lab.agent_exit(&["tail", "--pod", "default/db", "-w", "/dev/null"]);
-    assert!(exit.code == Some(1) && exit.stderr.contains("8 captures"), "{exit:?}");
-    web.ping(db.v4(), 3, 56);
-    for tail in tails {
-        assert!(tail.stop().packets.len() >= 6);
-    }
-}
-
-#[test]
 fn the_newest_packets_are_kept() {
     let Node { web, db, lab } = &Node::bridged("tailring");
     let _agent = Agent::mirroring(lab, any_mode(), &[PodSpec::of(web), PodSpec::of(db)], &[], &[]);
