@@ -37,33 +37,6 @@ fn of_many_changes_the_last_one_counts() {
 }
 
 #[test]
-fn what_the_agent_does_not_read_costs_it_no_round() {
-    const TURNS: u32 = 30;
-    let node = &Node::new("unread");
-    let Node { api, lab } = node;
-    let [web] = &node.pods(["web"]);
-    let _container = api.run(lab, web, &MIRROR);
-    let agent = api.agent(lab, &[]);
-    lab.wait_mirrored(&[web]);
-    let rounds = || lab.metrics()["podmirror_reconcile_duration_seconds_count"];
-    let before = rounds();
-    for turn in 0..TURNS {
-        api.kubectl(&format!("annotate --overwrite pod web example.com/turn={turn}"));
-        api.kubectl(&format!("annotate --overwrite namespace {} example.com/turn={turn}", api.namespace()));
-    }
-    // When the agent knows the later change, it has seen all earlier ones.
-    api.kubectl("annotate --overwrite pod web podmirror.io/mirror=ingress");
-    eventually(SOON, || {
-        let direction = lab.status().tap(web.veth_host()).direction.clone();
-        check(direction == "ingress", || direction)
-    });
-    // Other stories create namespaces meanwhile.
-    let rounds = rounds() - before;
-    assert!(rounds < f64::from(TURNS), "{rounds} rounds for {} changes", 2 * TURNS);
-    agent.stop();
-}
-
-#[test]
 fn a_pod_is_mirrored_until_it_has_ended_or_is_gone() {
     let node = &Node::new("ends");
     let Node { api, lab } = node;
