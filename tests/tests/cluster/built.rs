@@ -4,5 +4,4 @@
 mod certificates;
 mod outages;
 mod packets;
-mod sandboxes;
 mod static_pods;

@@ -22,22 +22,6 @@ fn one_event(cluster: &Cluster, namespace: &str, pod: &str, reason: &str, text: 
 }
 
 #[test]
-fn a_namespace_chooses_its_pods_and_a_pod_opts_out() {
-    let cluster = &Cluster::new("chosen");
-    let host = cluster.host();
-    let [web, _out] = cluster.pods([("web", None), ("out", Some("false"))]);
-    let namespace = cluster.namespace();
-    cluster.kubectl(&format!("annotate namespace {namespace} podmirror.io/mirror=true"));
-    host.wait_taps(&[&web.device]);
-    let [late] = cluster.pods([("late", None)]);
-    host.wait_taps(&[&web.device, &late.device]);
-    cluster.kubectl("annotate pod web podmirror.io/mirror=false");
-    host.wait_taps(&[&late.device]);
-    cluster.kubectl(&format!("annotate namespace {namespace} podmirror.io/mirror-"));
-    host.wait_taps(&[]);
-}
-
-#[test]
 fn owners_of_pods_that_are_not_mirrored_are_told_once() {
     let cluster = &Cluster::new("told");
     let (host, namespace) = (cluster.host(), cluster.namespace());

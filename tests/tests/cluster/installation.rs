@@ -5,37 +5,6 @@ use std::fs;
 use mirror_tests::{AGENT, Cluster, Comparison, MIRROR, PATIENCE, Pinging, check, eventually};
 use serde_json::{Value, json};
 
-#[test]
-fn an_upgrade_does_not_interrupt_mirroring() {
-    let cluster = &Cluster::new("upgrade");
-    let host = cluster.host();
-    let [web, db] = &cluster.pods([("web", Some("true")), ("db", None)]);
-    host.wait_taps(&[&web.device]);
-    let before = cluster.agent_pid();
-    let comparison = Comparison::of(&web.netns, host);
-    let pinging = Pinging::start(&web.netns, db.ip);
-    cluster.kubectl(&format!("-n {AGENT} rollout restart daemonset/{AGENT}"));
-    cluster.wait_rolled_out();
-    assert_ne!(cluster.agent_pid(), before);
-    let sent = pinging.stop();
-    assert_eq!(comparison.is_equal().len(), 2 * sent);
-    assert_eq!(host.wait_taps(&[&web.device]).tap(&web.device).total("failed"), 0);
-}
-
-#[test]
-fn uninstalled_it_leaves_nothing_on_the_node() {
-    let cluster = &Cluster::new("uninstalled");
-    let host = cluster.host();
-    let [web, db] = &cluster.pods([("web", Some("true")), ("db", Some("true"))]);
-    host.wait_taps(&[&web.device, &db.device]);
-    cluster.uninstall();
-    cluster.has_left_nothing();
-    web.ping(db.ip, 5);
-    // After another installation, mirrors begin as before.
-    cluster.install();
-    host.wait_taps(&[&web.device, &db.device]);
-}
-
 /// With `ceilings.maxMirrorDuration=1h`.
 fn each_mirror_has_to_end(cluster: &Cluster) {
     let mirror = |limits: &Value| {

@@ -93,30 +93,6 @@ fn the_first_packet_of_a_new_pod_is_mirrored() {
     }
 }
 
-/// The kubelet ends the processes of a pod some time after its object was force-deleted.
-#[test]
-fn a_pod_that_is_deleted_by_force_is_mirrored_to_its_end() {
-    let cluster = &Cluster::new("forced");
-    let host = cluster.host();
-    let shell = format!("trap '' TERM; while :; do ping -c 1 {}; usleep 10000; done", cluster.address());
-    let mut object = pod_object("web", &shell);
-    object["spec"]["terminationGracePeriodSeconds"] = 30.into();
-    object["metadata"]["annotations"]["podmirror.io/mirror"] = "true".into();
-    cluster.apply(&object);
-    let web = cluster.running("web");
-    host.wait_taps(&[&web.device]);
-    let mirror = Capture::start(host.node(), MIRROR);
-    let copies = || mirror.frames().ipv4().len();
-    eventually(SOON, || check(copies() > 0, || "no packet yet".into()));
-
-    cluster.kubectl("delete pod web --force --grace-period=0");
-    let before = copies();
-    eventually(SOON, || {
-        check(copies() > before + 10, || format!("{} copies after the deletion", copies() - before))
-    });
-    host.wait_taps(&[]);
-}
-
 /// The number of IPv4 packets that have left a pod, by the kernel's counter.
 fn ipv4_sent(pod: &mirror_tests::KubePod) -> usize {
     let text = pod.netns.enter(|| fs::read_to_string("/proc/thread-self/net/snmp")).unwrap();

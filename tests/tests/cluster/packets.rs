@@ -23,7 +23,7 @@ const USER: &str = "alice";
 const AT_ONCE: Duration = Duration::from_millis(1500);
 const ATTEMPTS: usize = 5;
 /// The duration of the stories about growth and conversations, unless `MIRROR_GROWTH_SECONDS` says otherwise.
-const SECONDS: u64 = 20;
+const SECONDS: u64 = 10;
 /// Requests before the first measurement: buffers and pools have their size then.
 const FIRST: usize = 5;
 /// How much larger a process may be at the end: memory in MiB, descriptors and threads. A request that leaves 6 KiB

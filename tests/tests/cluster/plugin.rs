@@ -10,8 +10,8 @@ use std::{
 };
 
 use mirror_tests::{
-    Cluster, Conversation, FilePacket, KubePod, OneCpu, PATIENCE, PacketFile, Pinging, SOON, Tail, check,
-    dissected, eventually, pod_object, wireshark_finds_nothing_wrong,
+    Cluster, Conversation, FilePacket, KubePod, OneCpu, PATIENCE, PacketFile, Tail, check, dissected,
+    eventually, pod_object, wireshark_finds_nothing_wrong,
 };
 use nix::{
     sys::signal::{Signal, kill},
@@ -226,129 +226,6 @@ fn a_tail_that_is_killed_or_refused_leaves_no_tap() {
         "{why}"
     );
     host.wait_taps(&[]);
-}
-
-#[test]
-fn a_mirror_is_switched_on_and_off_and_judged() {
-    let cluster = &Cluster::new("onoff");
-    let host = cluster.host();
-    deploy(cluster, "web");
-    let web = pod_of(cluster, "web", &[]);
-    told(cluster, &["on", "deploy/web", "--filter", "icmp", "--duration", "1h"]);
-    host.wait_taps(&[&web.device]);
-    // The status is written some seconds later.
-    eventually(3 * SOON, || {
-        let list: Value = serde_json::from_str(&told(cluster, &["status", "-o", "json"])).unwrap();
-        let [name, covered] =
-            ["/metadata/name", "/status/pods/covered"].map(|path| list["items"][0].pointer(path));
-        check((name, covered) == (Some(&json!("deploy-web")), Some(&json!(1))), || format!("{list:#}"))
-    });
-    told(cluster, &["on", "deploy/web", "--direction", "egress"]);
-    let mirror: Value = serde_json::from_str(&cluster.kubectl("get mirror deploy-web -o json")).unwrap();
-    assert_eq!((&mirror["spec"]["filter"], &mirror["spec"]["direction"]), (&Value::Null, &json!("Egress")));
-    told(cluster, &["off", "deploy/web"]);
-    host.wait_taps(&[]);
-    assert_eq!(told(cluster, &["status"]), "");
-}
-
-#[test]
-fn the_nodes_say_how_a_pod_is_mirrored_and_what_it_carries() {
-    let cluster = &Cluster::new("asked");
-    let host = cluster.host();
-    let namespace = cluster.namespace();
-    let [web, db] = &cluster.pods([("web", Some("true")), ("db", None)]);
-    host.wait_taps(&[&web.device]);
-
-    let text = told(cluster, &["explain", "pod/web"]);
-    let place = format!("It is tapped at the node side of its veth, {} ", web.device);
-    assert!(text.starts_with(&format!("{namespace}/web is mirrored.\n")) && text.contains(&place), "{text}");
-    let text = told(cluster, &["explain", "db"]);
-    assert!(text.starts_with(&format!("{namespace}/db is not mirrored.\n")), "{text}");
-
-    let pinging = Pinging::start(&web.netns, db.ip);
-    // The agent compares every 2 s, and needs some packets. Before Linux 6.7, ingress cannot be proved to be covered.
-    let report = eventually(PATIENCE, || {
-        let report: Value = serde_json::from_str(&told(cluster, &["coverage", "-o", "json"])).unwrap();
-        // The pods are in the order of their names.
-        let nic = &report["items"][1]["nics"][0];
-        let is_seen = |direction: &str| nic[direction]["seen"].as_u64() >= Some(20);
-        let is_covered = is_seen("ingress") && is_seen("egress") && nic["egress"]["state"] == "Covered";
-        check(is_covered, || format!("{report:#}")).map(|()| report.clone())
-    });
-    let [of_db, of_web] = [0, 1].map(|pod| &report["items"][pod]);
-    assert_eq!(of_web["metadata"], json!({ "namespace": namespace, "name": "web" }), "{report:#}");
-    assert_eq!((&of_web["nics"][0]["name"], &of_db["nics"]), (&json!("eth0"), &json!([])), "{report:#}");
-    let table = told(cluster, &["coverage"]);
-    let row = table.lines().nth(1).unwrap();
-    assert!(row.starts_with(namespace) && row.contains(" Covered "), "{table}");
-
-    // 20 pings per second, and their answers. On a busy machine, neither these nor the readings are evenly spaced.
-    eventually(PATIENCE, || {
-        let top = told(cluster, &["top", "-A"]);
-        let row: Vec<_> = top.lines().nth(1).unwrap().split_whitespace().collect();
-        assert_eq!(row[..3], [namespace, "web", "eth0"], "{top}");
-        // Rates of packets to the pod, packets from the pod, copied packets, and lost packets.
-        let rates = [4, 6, 8, 10].map(|cell| row[cell].parse::<f64>().unwrap_or(f64::NAN));
-        let [ingress, egress, copied, lost] = rates;
-        let is_near = |rate: f64| (10.0..40.0).contains(&rate);
-        let is_right = is_near(ingress) && is_near(egress) && copied >= ingress.max(egress) && lost == 0.0;
-        check(is_right, || top.clone())
-    });
-    pinging.stop();
-}
-
-#[test]
-fn a_user_needs_rights_on_the_api_of_packets_and_none_on_the_agents() {
-    let cluster = &Cluster::new("viewer");
-    let namespace = cluster.namespace();
-    let [web] = &cluster.pods([("web", Some("true"))]);
-    cluster.host().wait_taps(&[&web.device]);
-    cluster.kubectl("create serviceaccount viewer");
-    let bind = |role: &str| {
-        let of = format!("--clusterrole={role} --serviceaccount={namespace}:viewer");
-        cluster.kubectl(&format!("create rolebinding {role} {of}"));
-    };
-    bind("view");
-    let kubeconfig = cluster.kubeconfig_with(&cluster.kubectl("create token viewer"));
-    let asked = |words: &[&str]| {
-        let output = plugin(cluster, words).env("KUBECONFIG", &kubeconfig).output().unwrap();
-        let [stdout, stderr] = [output.stdout, output.stderr].map(|text| String::from_utf8(text).unwrap());
-        (output.status.code().unwrap(), stdout, stderr)
-    };
-    // A role may take effect a moment later.
-    let wait = |words: &[&str]| {
-        eventually(SOON, || {
-            let (code, text, why) = asked(words);
-            check(code == 0, || why).map(|()| text)
-        })
-    };
-    wait(&["status"]);
-    let commands: [&[&str]; 4] = [
-        &["explain", "web"],
-        &["coverage"],
-        &["top"],
-        &["tail", "web", "--duration", "1s", "--write", "/dev/null"],
-    ];
-    let is_refused = |words: &[&str]| {
-        let (code, text, why) = asked(words);
-        let is_refused = why.starts_with("Error from server (Forbidden): ");
-        assert!(code == 1 && text.is_empty() && is_refused, "{words:?}: {code} {text} {why}");
-    };
-    commands.into_iter().for_each(is_refused);
-
-    bind("podmirror-packets");
-    let text = wait(&["explain", "web"]);
-    assert!(text.starts_with(&format!("{namespace}/web is mirrored.\n")), "{text}");
-    for words in commands {
-        let (code, _, why) = asked(words);
-        assert_eq!(code, 0, "{words:?}: {why}");
-    }
-    // The role is that of one namespace.
-    is_refused(&["explain", "-A", "web"]);
-    let everywhere = told(cluster, &["explain", "-A", "web"]);
-    assert!(everywhere.contains(&text[..text.find('\n').unwrap()]), "{everywhere}");
-    let (code, _, why) = asked(&["explain", "nosuch"]);
-    assert!(code == 1 && why.contains("pods \"nosuch\" not found"), "{why}");
 }
 
 /// The stories of the level api install no server of packets.
