@@ -30,11 +30,6 @@ fn wanted(pod: &Pod, directions: Directions) -> Wanted<'_> {
     Wanted { pod, mirrors: [(MirrorId::default(), session)].into(), nics: BTreeMap::new(), is_asked: true }
 }
 
-/// The directions of the only session of a tap.
-fn directions(tap: &Tap) -> Directions {
-    tap.sessions[&MirrorId::default()].directions
-}
-
 pub(super) fn mk_pod(name: &str, annotations: &[(&str, &str)]) -> Pod {
     Pod {
         id: PodId { uid: format!("uid-{name}"), namespace: "default".into(), name: name.into() },
@@ -89,22 +84,6 @@ pub(super) fn mk_node(nics: &[(&Pod, u32, u32)]) -> LinkSnapshot {
 
 fn skips(selection: &Selection) -> Vec<(Option<&str>, &Why)> {
     selection.skipped.iter().map(|skipped| (skipped.nic.as_deref(), &skipped.why)).collect()
-}
-
-#[test]
-fn every_nic_of_a_pod_gets_a_tap() {
-    let web = mk_pod("web", &[]);
-    let links = mk_node(&[(&web, 2, 7), (&web, 3, 8)]);
-    let selection = select(&[wanted(&web, Directions::Ingress)], &[], &links, &policy());
-    assert_eq!(selection.skipped, []);
-    let taps: Vec<_> = selection
-        .taps
-        .iter()
-        .map(|(device, tap)| {
-            (device.ifindex.0, tap.head.owner.nic.as_str(), tap.head.owner.device.as_str(), directions(tap))
-        })
-        .collect();
-    assert_eq!(taps, [(7, "eth0", "veth7", Directions::Ingress), (8, "eth1", "veth8", Directions::Ingress)]);
 }
 
 #[test]

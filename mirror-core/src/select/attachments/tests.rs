@@ -47,17 +47,6 @@ fn mirrored(pod: &Pod, policy: &Policy) -> (Vec<String>, Vec<String>) {
 }
 
 #[test]
-fn an_attachment_is_mirrored_alone() {
-    for key in [FAST, "back.up.ops.ovn.kubernetes.io/mirror"] {
-        let nic = if key == FAST { "eth1 both in shop/fast" } else { "eth2 both in ops/back.up" };
-        assert_eq!(mirrored(&pod(&[(key, "true")]), &policy()), (vec![nic.into()], vec![]));
-    }
-    let both = pod(&[(FAST, "true"), ("back.up.ops.ovn.kubernetes.io/mirror", "true")]);
-    let (nics, problems) = mirrored(&both, &policy());
-    assert_eq!((nics.len(), problems), (2, vec![]));
-}
-
-#[test]
 fn a_network_without_its_namespace_is_one_of_the_pods_namespace() {
     let entry = Entry { network: Some("fast"), nic: Some("eth1") };
     let in_default = |key| Pod { networks: Networks::of([entry]), ..mk_pod("web", &[(key, "true")]) };

@@ -44,68 +44,6 @@ fn enabled(enable_mirror: bool) -> Policy {
     Policy { enable_mirror, ..Policy::default() }
 }
 
-fn with_kube_ovn(enable_mirror: bool) -> Policy {
-    Policy { kube_ovn_annotations: true, ..enabled(enable_mirror) }
-}
-
-#[test]
-fn the_most_specific_annotation_decides() {
-    use Directions::{Both, Egress, Ingress};
-    /// Annotations of the pod and of its namespace, `--enable-mirror`, and the expected directions.
-    type Row = (Annotations, Annotations, bool, Option<Directions>);
-    let table: &[Row] = &[
-        (&[], &[], false, None),
-        (&[], &[], true, Some(Both)),
-        (&[(MIRROR, "true")], &[], false, Some(Both)),
-        (&[(MIRROR, "both")], &[], false, Some(Both)),
-        (&[(MIRROR, "ingress")], &[], false, Some(Ingress)),
-        (&[(MIRROR, "egress")], &[], true, Some(Egress)),
-        (&[(MIRROR, "false")], &[], true, None),
-        (&[(OVN_MIRROR, "true")], &[], false, Some(Both)),
-        (&[(OVN_MIRROR, "false")], &[], true, None),
-        (&[(MIRROR, "false"), (OVN_MIRROR, "true")], &[], true, None),
-        (&[(MIRROR, "egress"), (OVN_MIRROR, "false")], &[], false, Some(Egress)),
-        (&[], &[(MIRROR, "true")], false, Some(Both)),
-        (&[], &[(MIRROR, "egress")], true, Some(Egress)),
-        (&[], &[(MIRROR, "false")], true, None),
-        (&[(MIRROR, "ingress")], &[(MIRROR, "false")], false, Some(Ingress)),
-        (&[(MIRROR, "false")], &[(MIRROR, "true")], true, None),
-        (&[(OVN_MIRROR, "false")], &[(MIRROR, "true")], true, None),
-        // Kube-OVN reads its annotation on pods only.
-        (&[], &[(OVN_MIRROR, "true")], false, None),
-    ];
-    for (own, inherited, enable_mirror, expected) in table {
-        let chosen = directions(&pod(own, inherited), &with_kube_ovn(*enable_mirror));
-        assert_eq!(chosen, *expected, "{own:?} {inherited:?} {enable_mirror}");
-    }
-}
-
-#[test]
-fn an_unknown_value_counts_as_absent_and_is_told() {
-    let pods = [pod(&[(MIRROR, "yes"), (OVN_MIRROR, "both")], &[(MIRROR, "no")])];
-    let choice = choose(&pods, &[], &[], &with_kube_ovn(true), &mut Filters::default());
-    assert_eq!(choice.wanted.first().map(of_default), Some(Directions::Both));
-    let bad = |place, key: &str, value: &str| BadAnnotation {
-        pod: pods[0].id.clone(),
-        place,
-        key: key.into(),
-        value: value.into(),
-        problem: Problem::Value,
-    };
-    let expected = [
-        bad(Place::Pod, MIRROR, "yes"),
-        bad(Place::Namespace, MIRROR, "no"),
-        bad(Place::Pod, OVN_MIRROR, "both"),
-    ];
-    assert_eq!(choice.bad, expected);
-    let told = choice.bad[1].to_string();
-    assert_eq!(
-        told,
-        "annotation of its namespace podmirror.io/mirror: \"no\" is not true, false, both, ingress or egress; \
-         it is ignored"
-    );
-}
-
 #[test]
 fn kube_ovns_annotations_are_ignored_without_their_flag() {
     for value in ["true", "false", "maybe"] {
@@ -168,46 +106,17 @@ fn gated(enable_mirror: bool, exclude: &[&str], allow: Option<&[&str]>) -> Polic
     Policy { exclude_namespaces: set(exclude), allow_namespaces: allow.map(set), ..enabled(enable_mirror) }
 }
 
+/// The node's default is the administrator's, and so are the settings for its packets.
 #[test]
-fn the_policy_stands_above_annotations() {
-    use Directions::Both;
-    type Expected = Result<Option<Directions>, Why>;
-    let excluded = |enable| gated(enable, &["shop"], None);
-    let elsewhere = |enable| gated(enable, &[], Some(&["bank"]));
-    let allowed = |enable| gated(enable, &["bank"], Some(&["shop"]));
-    let table: [(Policy, Annotations, Expected); 13] = [
-        (excluded(false), &[], Ok(None)),
-        (excluded(true), &[], Ok(None)),
-        (excluded(true), &[(MIRROR, "false")], Ok(None)),
-        (excluded(false), &[(MIRROR, "true")], Err(Why::NamespaceExcluded)),
-        (gated(true, &["shop"], Some(&["shop"])), &[(MIRROR, "true")], Err(Why::NamespaceExcluded)),
-        (elsewhere(false), &[], Ok(None)),
-        (elsewhere(false), &[(MIRROR, "false")], Ok(None)),
-        (elsewhere(false), &[(MIRROR, "egress")], Err(Why::NamespaceNotAllowed)),
-        // The node's default is the administrator's, and so are the settings for its packets.
-        (elsewhere(true), &[(MIRROR, "egress"), ("podmirror.io/packets", "7")], Ok(Some(Both))),
-        (elsewhere(true), &[], Ok(Some(Both))),
-        (elsewhere(true), &[(MIRROR, "false")], Ok(None)),
-        (allowed(false), &[(MIRROR, "true")], Ok(Some(Both))),
-        (allowed(true), &[], Ok(Some(Both))),
-    ];
-    for (policy, annotations, expected) in table {
-        for (own, inherited) in [(annotations, &[] as Annotations), (&[], annotations)] {
-            let pods = [pod(own, inherited)];
-            let Choice { wanted, refused, bad, .. } =
-                choose(&pods, &[], &[], &policy, &mut Filters::default());
-            let why = refused.first().map(|skipped| skipped.why.clone());
-            let chosen = wanted.first().map(of_default);
-            assert_eq!(why.map_or(Ok(chosen), Err), expected, "{own:?} {inherited:?} {policy:?}");
-            assert_eq!((wanted.len() + refused.len() <= 1, bad), (true, vec![]));
-            if let (Some(wanted), Some(_)) = (wanted.first(), &policy.allow_namespaces) {
-                assert_eq!(
-                    wanted.mirrors[&MirrorId::default()].settings,
-                    policy.settings,
-                    "{own:?} {inherited:?}"
-                );
-            }
-        }
+fn annotations_of_a_namespace_that_may_not_ask_change_no_setting() {
+    let policy = gated(true, &[], Some(&["bank"]));
+    let annotations: Annotations = &[(MIRROR, "egress"), ("podmirror.io/packets", "7")];
+    for (own, inherited) in [(annotations, &[] as Annotations), (&[], annotations)] {
+        let pods = [pod(own, inherited)];
+        let choice = choose(&pods, &[], &[], &policy, &mut Filters::default());
+        let session = &choice.wanted[0].mirrors[&MirrorId::default()];
+        assert_eq!((session.directions, &session.settings), (Directions::Both, &policy.settings));
+        assert_eq!((choice.refused, choice.bad), (vec![], vec![]));
     }
 }
 

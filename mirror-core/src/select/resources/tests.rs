@@ -142,37 +142,6 @@ fn refusals(choice: &Choice<'_>) -> Vec<String> {
 }
 
 #[test]
-fn a_reader_is_a_capture_and_no_mirror() {
-    let pods = [
-        pod("shop", "web", &[(MIRROR, "true")]),
-        pod("shop", "db", &[]),
-        pod("shop", "out", &[(MIRROR, "false")]),
-        pod("bank", "web", &[]),
-    ];
-    let captures = [reader(&resource(Some("shop"), "x", &[("filter", "tcp")]), 4)];
-    let policy = Policy::default();
-    let mut filters = Filters::default();
-    let read = choose(&pods, &[], &captures, &policy, &mut filters);
-    assert_eq!(mirrors(&read), ["web capture.4 both tcp", "web default both all", "db capture.4 both tcp"]);
-    assert_eq!(refusals(&read), ["out capture.4 OptedOut"]);
-    let selected: Vec<_> = read.selected.iter().map(|of| (of.pods.len(), of.mirror.clone())).collect();
-    assert_eq!(selected, [(3, captures[0].mirror())]);
-    let session = &read.wanted[1].mirrors[&captures[0].mirror()];
-    assert_eq!((session.origin, &session.target), (Origin::Reader, &captures[0].target()));
-    assert!(!read.wanted[1].is_asked);
-    assert_eq!(read.unasked[&pods[1].id], Why::NoRequest);
-
-    // Excluded namespaces are excluded from the API, too.
-    let excluded = Policy { exclude_namespaces: ["shop".into()].into(), ..Policy::default() };
-    let gated = Policy { allow_namespaces: Some(["bank".into()].into()), ..Policy::default() };
-    for policy in [&excluded, &gated] {
-        let none = choose(&pods, &[], &captures, policy, &mut filters);
-        assert_eq!(mirrors(&none), Vec::<String>::new());
-    }
-    assert_eq!([&policy, &excluded, &gated].map(|policy| policy.may_ask("shop")), [true, false, false]);
-}
-
-#[test]
 fn a_reader_knows_deleted_pods_only_where_it_needs_no_labels() {
     let all = resource(Some("shop"), "x", &[]);
     let one = Resource { pod_name: Some("db".into()), ..all.clone() };
@@ -184,20 +153,6 @@ fn a_reader_knows_deleted_pods_only_where_it_needs_no_labels() {
 }
 
 #[test]
-fn a_reader_takes_the_last_place_of_a_pod() {
-    let names: Vec<_> = (0..MAX_SESSIONS_PER_TAP).map(|number| format!("{MIRROR}.m{number}")).collect();
-    let all: Vec<_> = names.iter().map(|name| (name.as_str(), "true")).collect();
-    let pods = [pod("shop", "web", &all), pod("shop", "db", &all[1..])];
-    let captures = [reader(&resource(Some("shop"), "x", &[]), 4)];
-    let choice = choose(&pods, &[], &captures, &Policy::default(), &mut Filters::default());
-    let has = |at: usize| choice.wanted[at].mirrors.contains_key(&captures[0].mirror());
-    assert_eq!(
-        (has(0), has(1), refusals(&choice)),
-        (false, true, vec!["web capture.4 TooManyMirrors".into()])
-    );
-}
-
-#[test]
 fn the_older_reader_has_the_last_place_of_a_pod() {
     let names: Vec<_> = (1..MAX_SESSIONS_PER_TAP).map(|number| format!("{MIRROR}.m{number}")).collect();
     let most: Vec<_> = names.iter().map(|name| (name.as_str(), "true")).collect();
@@ -205,38 +160,6 @@ fn the_older_reader_has_the_last_place_of_a_pod() {
     let captures = [10, 9].map(|ring| reader(&resource(Some("shop"), "x", &[]), ring));
     let choice = choose(&pods, &[], &captures, &Policy::default(), &mut Filters::default());
     assert_eq!(refusals(&choice), ["web capture.10 TooManyMirrors"]);
-}
-
-#[test]
-fn several_mirrors_of_a_pod_are_several_sessions() {
-    let pods = [pod("shop", "web", &[(MIRROR, "egress")]), pod("bank", "db", &[])];
-    let https = Resource {
-        pods: with_labels(&[("app", "web")]),
-        ..resource(Some("shop"), "a", &[("filter", "tcp port 443")])
-    };
-    let dns = Resource {
-        request: Ok(Request { directions: Directions::Ingress, ..Request::default() }),
-        ..resource(Some("shop"), "b", &[])
-    };
-    let all = resource(None, "a", &[("filter", "udp")]);
-    let choice = chosen(&pods, &[https, dns, all], &Policy::default());
-    assert_eq!(
-        mirrors(&choice),
-        [
-            "web clustermirror/a both udp",
-            "web default egress all",
-            "web mirror/a both tcp port 443",
-            "web mirror/b ingress all",
-            "db clustermirror/a both udp",
-        ]
-    );
-    let selected = choice.selected.iter().map(|of| (of.id.to_string(), of.pods.len()));
-    assert_eq!(
-        selected.collect::<Vec<_>>(),
-        [("ClusterMirror a".to_owned(), 2), ("Mirror shop/a".to_owned(), 1), ("Mirror shop/b".to_owned(), 1)]
-    );
-    assert!(choice.wanted[0].is_asked && !choice.wanted[1].is_asked);
-    assert_eq!((choice.refused.len(), choice.unasked.len()), (0, 0));
 }
 
 #[test]
@@ -283,18 +206,6 @@ fn a_resource_that_cannot_be_used_is_refused_whole_and_disturbs_nothing() {
     }
 }
 
-/// A filter gets the same error message in an annotation and in a resource.
-#[test]
-fn a_resource_gets_the_sentence_of_an_annotation() {
-    let filter = "tcp prot 80";
-    let pods = [pod("shop", "web", &[(MIRROR, "true"), ("podmirror.io/filter", filter)])];
-    let choice = chosen(&pods, &[resource(Some("shop"), "x", &[("filter", filter)])], &Policy::default());
-    let told: Vec<_> = choice.refused.iter().map(|skipped| skipped.why.to_string()).collect();
-    let sentence = |told: &String| told.split_once("filter ").unwrap().1.to_owned();
-    assert_eq!(told.len(), 2, "{told:?}");
-    assert_eq!(sentence(&told[0]), sentence(&told[1]));
-}
-
 /// A resource that names no target gets the mirror interface, whatever --target says.
 #[test]
 fn a_resource_without_a_target_gets_the_mirror_interface() {
@@ -335,17 +246,6 @@ fn an_opt_out_holds_for_all_but_enforced_mirrors() {
     // Disabling one mirror by its name does not opt the pod out.
     let pods = [pod("shop", "web", &[("podmirror.io/mirror.ids", "false")])];
     assert_eq!(mirrors(&chosen(&pods, &resources, &Policy::default())).len(), 3);
-}
-
-#[test]
-fn annotations_can_be_switched_off() {
-    let annotations = [(MIRROR, "egress"), ("podmirror.io/mirror.x", "true"), ("podmirror.io/fliter", "tcp")];
-    let pods = [pod("shop", "web", &annotations)];
-    let policy = |enable_mirror| Policy { annotations: false, enable_mirror, ..Policy::default() };
-    let choice = chosen(&pods, &[], &policy(false));
-    assert_eq!((mirrors(&choice), refusals(&choice), choice.bad.len()), (vec![], vec![], 0));
-    assert_eq!(choice.unasked.get(&pods[0].id), Some(&Why::NoRequest));
-    assert_eq!(mirrors(&chosen(&pods, &[], &policy(true))), ["web default both all"]);
 }
 
 #[test]
