@@ -1,7 +1,7 @@
 //! Each verdict: the condition that leads to it. No other counter changes, and no other copy is made.
 
 use mirror_common::{
-    abi::{FILTER_PLACES, SESSION_FILTERED, Session, TARGET_GUARDED, TARGET_PLACES, TARGET_UP, Tap, Target},
+    abi::{FILTER_PLACES, SESSION_FILTERED, Session, TARGET_UP},
     verdict::{
         Direction::{self, Egress, Ingress},
         Hook, Verdict,
@@ -39,16 +39,6 @@ fn a_device_without_a_tap_is_left_alone() {
 }
 
 #[test]
-fn a_tap_without_sessions_copies_nothing() {
-    let mut bench = one_session("no-session", false);
-    bench.put_tap(at(false), &[]);
-    let target = bench.listen("target0");
-    Hook::ALL.iter().for_each(|&hook| bench.run(hook, &packet(), 1));
-    assert_eq!(bench.counted(0), Counted::new());
-    assert_eq!(target.arrived(), Vec::<Vec<u8>>::new());
-}
-
-#[test]
 fn a_packet_is_copied_once_and_counted_in_its_direction() {
     for (peer, hook, direction) in [
         (false, Hook::Ingress, Ingress),
@@ -62,105 +52,6 @@ fn a_packet_is_copied_once_and_counted_in_its_direction() {
         assert_eq!(bench.counted(0), counted(&[(direction, Verdict::Copied, 1)]), "{hook:?}, peer: {peer}");
         assert_eq!(target.arrived(), [packet()], "{hook:?}, peer: {peer}");
     }
-}
-
-#[test]
-fn a_direction_that_is_not_wanted_is_counted_and_not_copied() {
-    for (hook, direction) in [(Hook::Ingress, Egress), (Hook::Egress, Ingress)] {
-        let mut bench = one_session("direction", true);
-        let target = bench.listen("target0");
-        let other = BOTH & !direction.bit();
-        bench.put_tap(at(true), &[session(0, 0, other)]);
-        bench.run(hook, &packet(), 1);
-        assert_eq!(bench.counted(0), counted(&[(direction, Verdict::OtherDirection, 1)]));
-        assert_eq!(target.arrived(), Vec::<Vec<u8>>::new());
-        bench.reset(0);
-        bench.put_tap(at(true), &[session(0, 0, direction.bit())]);
-        bench.run(hook, &packet(), 1);
-        assert_eq!(bench.counted(0), counted(&[(direction, Verdict::Copied, 1)]));
-        assert_eq!(target.arrived(), [packet()]);
-    }
-}
-
-#[test]
-fn what_leaves_a_pod_is_never_a_duplicate() {
-    let bench = one_session("leaves-pod", true);
-    let target = bench.listen("target0");
-    bench.run(Hook::Ingress, &packet(), 3);
-    assert_eq!(bench.counted(0), counted(&[(Egress, Verdict::Copied, 3)]));
-    assert_eq!(target.arrived(), [packet(), packet(), packet()]);
-}
-
-#[test]
-fn the_mirror_interface_itself_is_not_copied_to_itself() {
-    let mut bench = one_session("loop", false);
-    bench.put_device(0, "tap", READY);
-    let tap = bench.listen("tap");
-    Hook::ALL.iter().for_each(|&hook| bench.run(hook, &packet(), 2));
-    assert_eq!(bench.counted(0), counted(&[(Ingress, Verdict::Loop, 2), (Egress, Verdict::Loop, 2)]));
-    assert_eq!(tap.arrived(), Vec::<Vec<u8>>::new());
-}
-
-/// What leaves a pod for the collector's MAC address reaches the collector on its own bridge alone.
-#[test]
-fn a_packet_to_the_collector_is_not_copied_to_it() {
-    let mut bench = one_session("collector", true);
-    let ifindex = bench.lab.ifindex("target0");
-    let target = bench.listen("target0");
-    for (hook, of_tap, of_collector, verdict) in [
-        (Hook::Ingress, 7, 7, Verdict::Loop),
-        (Hook::Ingress, 7, 8, Verdict::Copied),
-        (Hook::Ingress, 7, 0, Verdict::Copied),
-        (Hook::Ingress, 0, 7, Verdict::Copied),
-        (Hook::Ingress, 0, 0, Verdict::Copied),
-        (Hook::Egress, 7, 8, Verdict::Loop),
-        (Hook::Egress, 0, 0, Verdict::Loop),
-    ] {
-        let (flags, collector) = (READY | TARGET_GUARDED, [2; 6]);
-        bench.put(0, Target { ifindex, flags, collector, bridge: of_collector, ..Target::default() });
-        bench.put_entry(&Tap { bridge: of_tap, ..bench::tap(at(true), &[session(0, 0, BOTH)]) });
-        bench.reset(0);
-        bench.run(hook, &packet(), 1);
-        let (direction, bridges) = (at(true).direction(hook), [of_tap, of_collector]);
-        assert_eq!(bench.counted(0), counted(&[(direction, verdict, 1)]), "{hook:?}, bridges {bridges:?}");
-        let copies = target.arrived();
-        assert_eq!(copies.len(), usize::from(verdict == Verdict::Copied), "{hook:?}, bridges {bridges:?}");
-    }
-}
-
-#[test]
-fn a_target_that_is_marked_down_gets_nothing() {
-    let mut bench = one_session("flag-down", false);
-    let target = bench.listen("target0");
-    bench.put_device(0, "target0", READY & !TARGET_UP);
-    bench.run(Hook::Ingress, &packet(), 2);
-    assert_eq!(bench.counted(0), counted(&[(Ingress, Verdict::TargetDown, 2)]));
-    assert_eq!(target.arrived(), Vec::<Vec<u8>>::new());
-}
-
-#[test]
-fn a_target_that_does_not_exist_is_down() {
-    let mut bench = one_session("no-target", false);
-    for ifindex in [0, 0x7fff_fff0] {
-        bench.reset(0);
-        bench.put_target(0, ifindex, READY);
-        bench.run(Hook::Egress, &packet(), 2);
-        assert_eq!(bench.counted(0), counted(&[(Egress, Verdict::TargetDown, 2)]), "ifindex {ifindex}");
-    }
-}
-
-#[test]
-fn a_device_that_went_down_is_down_if_it_has_no_queue_and_else_congested() {
-    // The kernel returns NET_XMIT_CN for a device that is down, which is 2 like TC_ACT_SHOT: `run` checks that the
-    // packet passes nevertheless.
-    let mut bench = one_session("device-down", false);
-    bench.put_device(0, "idle", READY);
-    bench.run(Hook::Egress, &packet(), 2);
-    assert_eq!(bench.counted(0), counted(&[(Egress, Verdict::TargetDown, 2)]));
-    bench.reset(0);
-    bench.put_device(0, "idle", TARGET_UP);
-    bench.run(Hook::Egress, &packet(), 2);
-    assert_eq!(bench.counted(0), counted(&[(Egress, Verdict::Congested, 2)]));
 }
 
 #[test]
@@ -190,27 +81,6 @@ fn a_copy_that_the_kernel_cannot_make_has_failed() {
         return;
     }
     assert_eq!(bench.counted(0), Counted::from([((Ingress, Verdict::Failed), (2, 28))]));
-}
-
-#[test]
-fn an_uncopied_packet_is_not_marked() {
-    // If the first session left the mark of a copy that was not made, the second would count a duplicate.
-    let mut bench = one_session("unmarked", false);
-    bench.put_device(0, "idle", READY);
-    bench.put_tap(at(false), &[session(0, 0, BOTH), session(1, 0, BOTH)]);
-    bench.run(Hook::Ingress, &packet(), 1);
-    for id in [0, 1] {
-        assert_eq!(bench.counted(id), counted(&[(Ingress, Verdict::TargetDown, 1)]), "session {id}");
-    }
-}
-
-#[test]
-fn a_session_of_a_target_that_cannot_be_fails() {
-    let mut bench = one_session("bad-target", false);
-    bench.put_tap(at(false), &[session(0, TARGET_PLACES, BOTH), session(1, 0, BOTH)]);
-    bench.run(Hook::Ingress, &packet(), 1);
-    assert_eq!(bench.counted(0), Counted::from([((Ingress, Verdict::Failed), (1, 60))]));
-    assert_eq!(bench.counted(1), counted(&[(Ingress, Verdict::Copied, 1)]));
 }
 
 /// The programs for kernels that refuse calls of filters.
