@@ -141,44 +141,7 @@ fn name(chars: &mut Peekable<Chars<'_>>) -> String {
 
 #[cfg(test)]
 mod tests {
-    #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
-
-    use serde_json::json;
-
     use super::*;
-
-    #[test]
-    fn a_template_gives_what_kubectl_gives() {
-        let list = json!({ "kind": "List", "items": [
-            {
-                "metadata": { "name": "web", "labels": { "a.io/b-c": "1" } }, "on": true, "n": 7,
-                "status": { "conditions": [
-                    { "type": "Accepted", "status": "True", "n": 2 }, { "type": "Ready", "status": "False", "n": 2 },
-                ] },
-            },
-            { "metadata": { "name": "db" }, "n": 7, "status": { "conditions": [{ "status": "}" }] } },
-        ] });
-        for (template, text) in [
-            ("no braces\\n", "no braces\\n"),
-            ("{$.kind} {@.kind} { .kind }", "List List List"),
-            ("{.items[*].metadata.name};{..name};{.items[*].nosuch}{.nosuch.x}", "web db;web db;"),
-            ("{.items[0].on}/{.items[-1:].n}/{.items[0:2].n}", "true/7/7 7"),
-            (r"{..labels} {..labels.a\.io/b-c} {..labels['a\.io/b-c']}", r#"{"a.io/b-c":"1"} 1 1"#),
-            ("{.items[0]['metadata.name']}", "web"),
-            ("{range .items[*]}{.metadata.name}{\"\\t\"}{.n}{'\\n'}{end}.", "web\t7\ndb\t7\n."),
-            (
-                "{range .items[*]}{.metadata.name}:{range .status.conditions[*]} {.type}={.status}{end};{end}",
-                "web: Accepted=True Ready=False;db: =};",
-            ),
-            ("{range .nosuch[*]}x{end}{\"it's\"}{'\"}'}", "it's\"}"),
-            (r#"{.items[*].status.conditions[?(@.type=="Ready")].status}"#, "False"),
-            ("{.items[*].status.conditions[?(@.type != 'Ready')].status}", "True"),
-            ("{.items[*].status.conditions[?(@.status=='}')].status}", "}"),
-            ("{..conditions[?(@.type)].n} {..conditions[?(@.n>1.5)].type}", "2 2 Accepted Ready"),
-        ] {
-            assert_eq!(Template::parse(template).unwrap().text(&list), text, "{template}");
-        }
-    }
 
     #[test]
     fn a_mistake_has_its_place() {

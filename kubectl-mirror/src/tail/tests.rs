@@ -113,36 +113,6 @@ async fn run(
     Done { requests, code, blocks }
 }
 
-/// The file is one section, whatever happens to the server, and says what it lacks.
-#[tokio::test]
-async fn a_stream_goes_on_after_a_gap() {
-    let answers = |number, _: &str| match number {
-        0 => (Duration::ZERO, refusal(503, "no agent is connected")),
-        1 => (
-            Duration::ZERO,
-            stream("shop/web eth0", &[1, 2], &["shop/db: OptedOut: no", "end: the server ends"]),
-        ),
-        // kube-apiserver has just started, and knows no roles yet.
-        2 => (Duration::ZERO, refusal(403, "alice may not")),
-        // Later than the end of the command, so that there is no further request.
-        _ => (Duration::from_secs(3), stream("shop/web eth0", &[3], &["end: timeoutSeconds"])),
-    };
-    let done = run("-l app=web --duration 3s --snaplen 96 -- tcp port 443", answers).await;
-    let path = "/apis/packets.podmirror.io/v1alpha1/namespaces/shop/packets?watch=true&labelSelector=app%3Dweb\
-                &filter=tcp%20port%20443&snapLength=96&timeoutSeconds=";
-    assert_eq!(done.requests.len(), 4, "{:?}", done.requests);
-    assert!(done.requests.iter().all(|uri| uri.starts_with(path)), "{:?}", done.requests);
-    assert_eq!((done.code.clone(), done.times_ns()), (Ok(ExitCode::from(INCOMPLETE)), vec![1, 2, 3]));
-    let [opted_out, end, gap, last] = done.comments()[..] else { panic!("{:?}", done.comments()) };
-    assert_eq!(
-        [opted_out, end, last],
-        ["shop/db: OptedOut: no", "end: the server ends", "end: timeoutSeconds"]
-    );
-    assert!(gap.starts_with("no packets were read between ") && gap.ends_with(": the server ends"), "{gap}");
-    let interfaces = done.blocks.iter().filter(|block| matches!(block, Block::Interface(_))).count();
-    assert_eq!(interfaces, 2, "one of each stream");
-}
-
 /// An agent that was away leaves no gap between two requests: the server says what is missing.
 #[tokio::test]
 async fn packets_of_a_node_are_missing_and_those_of_a_pod_are_not() {

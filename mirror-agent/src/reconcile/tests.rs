@@ -683,58 +683,6 @@ async fn a_capture_that_cannot_be_is_no_reason_to_end() {
     assert!(report.is_reconciled && report.rings == [RingId(4)].into());
 }
 
-/// A reader of the API selects all pods, and one of them opts out. A reader is no resource, so no status has it.
-#[tokio::test(start_paused = true)]
-async fn a_reader_is_reported_while_it_reads() {
-    let of_all = Resource::of_reader(Some("default".into()), None, Selector::default(), Request::default());
-    let wants = Wants::Reader(Box::new(of_all));
-    let reader = Capture { origin: Origin::Reader, wants, ..capture(&[]) };
-    let readers = watch::Sender::new(captured(reader.clone()));
-    let mut world = world_with(readers.subscribe());
-    add_pod(&mut world, 1);
-    add_pod(&mut world, 2);
-    world.pods.0.as_mut().unwrap()[1].annotations.insert(MIRROR.into(), "false".into());
-    run_for(&mut world, TICK).await.unwrap();
-    let report = Report::clone(&world.reports().borrow());
-    let of = &report.readers[&RingId(4)];
-    let covered: Vec<_> = of.covered.iter().map(|pod| pod.name.as_str()).collect();
-    let others: Vec<_> = of.not_covered.iter().map(|of| (of.pod.name.as_str(), of.reason)).collect();
-    assert_eq!((covered, others), (vec!["pod-1"], vec![("pod-2", "OptedOut")]));
-    assert_eq!((report.readers.len(), report.resources, report.rings), (1, vec![], [RingId(4)].into()));
-    let session = &world.dataplane.actual.taps[&device(11)].tap.as_ref().unwrap().sessions[&reader.mirror()];
-    assert_eq!((session.origin, tapped(&world)), (Origin::Reader, vec![11]));
-    readers.send_replace(Arc::default());
-    run_for(&mut world, Duration::from_secs(1)).await.unwrap();
-    assert!(world.report.borrow().readers.is_empty());
-}
-
-/// A reader of an interface gets nothing of a pod that opts out, and the reason. The agent reads the devices of such a
-/// pod only for that.
-#[tokio::test(start_paused = true)]
-async fn an_interface_that_leads_into_a_pod_that_opts_out_is_not_read() {
-    let wants = Wants::Named { pods: BTreeSet::new(), interfaces: ["dev11".to_owned()].into() };
-    let reader = Capture { origin: Origin::Reader, wants, ..capture(&[]) };
-    let readers = watch::Sender::new(captured(reader));
-    let mut world = world_with(readers.subscribe());
-    add_pod(&mut world, 1);
-    run_for(&mut world, TICK).await.unwrap();
-    let sessions = |world: &World| {
-        let tap = world.dataplane.actual.taps.get(&device(11)).and_then(|installed| installed.tap.as_ref());
-        tap.map_or(0, |tap| tap.sessions.len())
-    };
-    assert_eq!(sessions(&world), 2);
-    world.pods.0.as_mut().unwrap()[0].annotations.insert(MIRROR.into(), "false".into());
-    run_for(&mut world, TICK).await.unwrap();
-    let report = world.report.borrow().clone();
-    let reasons: Vec<_> = report.skipped.iter().map(|skipped| skipped.why.name()).collect();
-    assert_eq!((sessions(&world), reasons), (0, vec!["OptedOut"]));
-    let asked = |world: &World| world.links.asked.last().unwrap().len();
-    assert_eq!(asked(&world), 1);
-    readers.send_replace(Arc::default());
-    run_for(&mut world, TICK).await.unwrap();
-    assert_eq!(asked(&world), 0);
-}
-
 /// The program that reads gets the reason why it receives nothing.
 #[tokio::test(start_paused = true)]
 async fn a_ring_that_cannot_be_written_is_told_with_its_reason() {

@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 use crate::{
     check::apply,
     mirror_nodes::shipped,
-    plugin::{command, plugin},
+    plugin::plugin,
     resources::{Story, resource},
 };
 
@@ -164,33 +164,4 @@ fn an_archive_has_what_a_bug_report_needs_and_no_secret() {
     assert!(fs::read(&file).unwrap() == before);
     let mut names = fs::read_dir(lab.files()).unwrap().map(|of| of.unwrap().file_name());
     assert!(!names.any(|name| name.to_string_lossy().starts_with(".podmirror")), "a temporary file is left");
-}
-
-#[test]
-fn an_archive_says_what_its_user_may_not_read() {
-    let story = Story::new("sysdump-rights");
-    let (api, files) = (&story.node.api, story.node.lab.files());
-    api.kubectl("create serviceaccount nobody");
-    let nobody = api.kubeconfig_with(&api.kubectl("create token nobody"));
-    let sysdump = |name: &str, words: &str| {
-        let file = files.join(name);
-        let words = format!("sysdump -o {} --agents {} {words}", file.display(), api.namespace());
-        let output = command(api, &words).env("KUBECONFIG", &nobody).output().unwrap();
-        (file, output.status.code(), String::from_utf8(output.stderr).unwrap())
-    };
-    let (file, code, stderr) = sysdump("nobody.tar.gz", "");
-    assert_eq!(code, Some(0), "{stderr}");
-    let root = unpacked(&file);
-    let errors = fs::read_to_string(root.join("errors.txt")).unwrap();
-    for kind in ["nodes", "mirrors", "daemonsets", "configmaps", "events", "pods"] {
-        let line = errors.lines().find(|line| line.starts_with(&format!("{kind}: ")));
-        assert!(line.is_some_and(|line| line.contains("is forbidden")), "{kind}: {errors}");
-        assert!(stderr.contains(line.unwrap_or_default()), "{stderr}");
-        assert_eq!(json(&root, &format!("{kind}.json")), json!([]));
-    }
-    assert!(fs::read_to_string(root.join("check.txt")).unwrap().contains("you may not create mirrors"));
-
-    let (file, code, stderr) = sysdump("nowhere.tar.gz", "--server https://127.0.0.1:1");
-    assert!(code == Some(1) && stderr.starts_with("error: the API server https://127.0.0.1:1: "), "{stderr}");
-    assert!(!file.exists());
 }

@@ -38,46 +38,35 @@ fn other_filters_live_beside_ours(mode: AttachMode) {
     assert_eq!([0, 2].map(|index| counts(0)[index] - start[index]), [20; 2]);
 }
 
-/// Attaches another TCX program before or after the agent starts, ahead of the agent's program or after it in the
-/// chain.
-fn another_tcx_program(story: &str, attach: fn(&Lab, &str) -> Neighbour, comes_first: bool) {
-    let Node { web, db, lab } = &Node::bridged(story);
+/// One was there before the agent's program, one comes after it in the chain, and one goes ahead of it.
+#[test]
+fn other_tcx_programs_live_beside_ours() {
+    if !AttachMode::Tcx.is_applicable() {
+        return;
+    }
+    let Node { web, db, lab } = &Node::bridged("tcx");
     let device = web.veth_host();
     let pods = PodsFile::new(lab, &[PodSpec::of(web).mirror("true")]);
-    let early = comes_first.then(|| attach(lab, device));
+    let first = Neighbour::attach_tcx(lab, device);
     let agent = Agent::run_until(lab, AttachMode::Tcx, &pods, &[], &[web]);
-    let neighbour = early.unwrap_or_else(|| attach(lab, device));
-    let (seen, copied) = (neighbour.seen(), lab.status().tap(device).total("copied"));
+    let later = Neighbour::attach_tcx(lab, device);
+    let ahead = Neighbour::attach_tcx_first(lab, device);
+    let seen = || [&first, &later, &ahead].map(Neighbour::seen);
+    let (before, copied) = (seen(), lab.status().tap(device).total("copied"));
     web.ping(db.v4(), 10, 56);
-    let both = (neighbour.seen() - seen, lab.status().tap(device).total("copied") - copied);
-    assert!(both.0 >= 20, "{both:?}");
-    assert_eq!(both.0, both.1, "both see every packet");
+    let (after, copied) = (seen(), lab.status().tap(device).total("copied") - copied);
+    assert!(copied >= 20, "{copied}");
+    assert_eq!(
+        [0, 1, 2].map(|index| after[index] - before[index]),
+        [copied; 3],
+        "everybody sees every packet"
+    );
     agent.stop();
     lab.cleanup();
-    let seen = neighbour.seen();
+    let before = seen();
     web.ping(db.v4(), 10, 56);
-    assert_eq!(neighbour.seen() - seen, 20);
-}
-
-#[test]
-fn a_tcx_program_that_came_first_lives_beside_ours() {
-    if AttachMode::Tcx.is_applicable() {
-        another_tcx_program("tcx-first", Neighbour::attach_tcx, true);
-    }
-}
-
-#[test]
-fn a_tcx_program_that_comes_later_lives_beside_ours() {
-    if AttachMode::Tcx.is_applicable() {
-        another_tcx_program("tcx-later", Neighbour::attach_tcx, false);
-    }
-}
-
-#[test]
-fn a_tcx_program_that_goes_ahead_of_ours_lives_beside_ours() {
-    if AttachMode::Tcx.is_applicable() {
-        another_tcx_program("tcx-ahead", Neighbour::attach_tcx_first, false);
-    }
+    let after = seen();
+    assert_eq!([0, 1, 2].map(|index| after[index] - before[index]), [20; 3]);
 }
 
 #[test]

@@ -1,10 +1,6 @@
 //! The reactions of the loop to new, changed and deleted MirrorTargets, and of a new agent before it knows them.
 
-use mirror_common::limit::Limits;
-use mirror_core::{
-    model::{Target, TargetResource},
-    settings::parse_rate,
-};
+use mirror_core::model::{Target, TargetResource};
 use proptest::{collection::vec, prelude::*, sample::select};
 
 use super::*;
@@ -46,97 +42,6 @@ fn started_again(before: World) -> World {
 }
 
 const SOON: Duration = Duration::from_millis(1);
-
-#[tokio::test(start_paused = true)]
-async fn a_mirror_target_comes_changes_and_goes() {
-    let mut world = world();
-    add_pod(&mut world, 1);
-    world.pods.1.push(mirror_all(Some("ids")));
-    run_for(&mut world, SOON).await.unwrap();
-    let sessions = |world: &World| {
-        let tap = world.dataplane.actual.taps[&device(11)].tap.as_ref().unwrap();
-        tap.sessions.iter().map(|(mirror, of)| format!("{mirror} {}", of.target)).collect::<Vec<_>>()
-    };
-    assert_eq!(sessions(&world), ["default default"], "the node has no such target yet");
-
-    world.pods.2.push(resource("ids", "ids0"));
-    run_for(&mut world, SOON).await.unwrap();
-    assert_eq!(sessions(&world), ["default default", "mirror/all ids"]);
-    assert_eq!(
-        installed(&world),
-        [("default", "mirror0"), ("ids", "ids0")].map(|(a, b)| (a.into(), b.into()))
-    );
-    assert_eq!(made(&world), ["ids0".to_owned(), "mirror0".to_owned()].into());
-    assert_eq!(world.links.followed, world.memory.policy.targets);
-
-    world.pods.2 = vec![resource("ids", "ids1")];
-    run_for(&mut world, SOON).await.unwrap();
-    assert_eq!(sessions(&world), ["default default", "mirror/all ids"]);
-    assert_eq!(
-        installed(&world),
-        [("default", "mirror0"), ("ids", "ids1")].map(|(a, b)| (a.into(), b.into()))
-    );
-
-    world.pods.2.clear();
-    run_for(&mut world, SOON).await.unwrap();
-    assert_eq!(sessions(&world), ["default default"]);
-    run_for(&mut world, TICK * 2).await.unwrap();
-    assert_eq!(installed(&world), [("default".into(), "mirror0".into())]);
-    assert_eq!(made(&world), ["mirror0".to_owned()].into(), "nothing is left behind");
-}
-
-#[tokio::test(start_paused = true)]
-async fn the_limit_of_a_mirror_target_changes_and_stays_without_a_list() {
-    let mut world = world();
-    add_pod(&mut world, 1);
-    world.pods.1.push(mirror_all(Some("ids")));
-    let ceiling =
-        |world: &World, of: &str| world.dataplane.actual.targets[&name(of)].device().unwrap().ceiling;
-    let none = Limits::default();
-    for max_rate in [None, parse_rate("9pps").ok(), parse_rate("1Gbit").ok(), None, parse_rate("5pps").ok()] {
-        world.pods.2 = vec![TargetResource { max_rate, ..resource("ids", "ids0") }];
-        run_for(&mut world, SOON).await.unwrap();
-        assert_eq!(ceiling(&world, "ids"), max_rate.map_or(none, |rate| rate.limits()));
-        assert_eq!(ceiling(&world, "default"), none);
-    }
-    let mut world = started_again(world);
-    run_for(&mut world, TICK * 2).await.unwrap();
-    assert_eq!(ceiling(&world, "ids"), parse_rate("5pps").unwrap().limits());
-    world.pods.0 = Some(Vec::new());
-    world.pods.2 = vec![resource("ids", "ids0")];
-    run_for(&mut world, TICK * 2).await.unwrap();
-    assert_eq!(ceiling(&world, "ids"), none);
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_mirror_target_that_cannot_be_stops_no_agent_and_says_why() {
-    let mut world = world();
-    let lo = Link { name: "lo".into(), ..link(1, LinkKind::Loopback) };
-    world.links.links.host.insert(IfIndex(1), lo);
-    add_pod(&mut world, 1);
-    world.pods.1.push(mirror_all(Some("ids")));
-    world.pods.2 = vec![resource("bad", "mirror0"), resource("ids", "lo")];
-    run_for(&mut world, SOON).await.unwrap();
-    assert_eq!(tapped(&world), [11]);
-    let report = Report::clone(&world.reports().borrow());
-    let unreached: Vec<_> = report.unreached.iter().map(|(name, why)| format!("{name}: {why}")).collect();
-    assert!(
-        unreached.len() == 1 && unreached[0].starts_with("ids: lo cannot be the mirror interface"),
-        "{unreached:?}"
-    );
-    assert!(world.memory.policy.refused_targets.contains_key(&name("bad")));
-    let [bad, ids] = &report.targets[..] else { panic!("{report:?}") };
-    assert_eq!((bad.name.clone(), bad.uid.as_str(), bad.generation), (name("bad"), "uid-bad", 1));
-    let why = "mirror0 is already the destination of target default".to_owned();
-    assert_eq!((bad.destination.as_ref().err(), ids.destination.as_ref().err()), (Some(&why), None));
-    assert_eq!(report.down, report.unreached, "each pod of it is reported");
-    let message = format!("nothing is copied to the target ids now: {}", report.down[&name("ids")]);
-    run_for(&mut world, Duration::from_secs(11)).await.unwrap();
-    let report = world.report.borrow().clone();
-    let told: Vec<_> =
-        report.resources[0].not_covered.iter().map(|of| (of.reason, of.message.as_str())).collect();
-    assert_eq!(told, [("TargetDown", message.as_str())]);
-}
 
 #[tokio::test(start_paused = true)]
 async fn a_pod_is_not_covered_while_the_target_of_its_mirror_is_down_for_long() {
