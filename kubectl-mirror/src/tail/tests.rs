@@ -77,21 +77,14 @@ impl Done {
     }
 }
 
-/// Runs `tail` with these words. The server answers each request by its number and its URI, after a delay.
-async fn run(
-    words: &str,
-    answer: impl Fn(usize, &str) -> (Duration, (u16, Vec<u8>)) + Send + 'static,
-) -> Done {
+/// Runs `tail` with these words. The server answers each request by its URI, after a delay.
+async fn run(words: &str, answer: impl Fn(&str) -> (Duration, (u16, Vec<u8>)) + Send + 'static) -> Done {
     let requests = Arc::new(Mutex::new(Vec::new()));
     let all = Arc::clone(&requests);
     let service = service_fn(move |request: Request<Body>| {
         let uri = request.uri().to_string();
-        let number = {
-            let mut all = all.lock().unwrap();
-            all.push(uri.clone());
-            all.len() - 1
-        };
-        let (delay, (code, bytes)) = answer(number, &uri);
+        let (delay, (code, bytes)) = answer(&uri);
+        all.lock().unwrap().push(uri);
         async move {
             sleep(delay).await;
             let response = Response::builder().status(code).body(Body::from(bytes)).unwrap();
@@ -131,7 +124,7 @@ async fn packets_of_a_node_are_missing_and_those_of_a_pod_are_not() {
     ];
     for (messages, code) in cases {
         // The end of the command.
-        let answer = move |_, _: &str| (Duration::from_secs(1), stream("shop/web eth0", &[1], messages));
+        let answer = move |_: &str| (Duration::from_secs(1), stream("shop/web eth0", &[1], messages));
         let done = run("-l app=web --duration 1s", answer).await;
         assert_eq!((done.times_ns(), done.code), (vec![1], Ok(code)), "{messages:?}");
     }
@@ -140,7 +133,7 @@ async fn packets_of_a_node_are_missing_and_those_of_a_pod_are_not() {
 #[tokio::test]
 async fn a_revoked_right_ends_the_command() {
     let end = "end: a right was revoked: alice may not";
-    let answer = move |_, _: &str| (Duration::ZERO, stream("shop/web eth0", &[1], &[end]));
+    let answer = move |_: &str| (Duration::ZERO, stream("shop/web eth0", &[1], &[end]));
     let done = run("-l app=web", answer).await;
     assert_eq!((done.requests.len(), done.code), (1, Ok(ExitCode::from(INCOMPLETE))));
 }
@@ -148,12 +141,12 @@ async fn a_revoked_right_ends_the_command() {
 #[tokio::test]
 async fn what_cannot_be_read_is_an_error_at_once() {
     for (code, text) in [(403, "alice may not"), (409, "no packets can be read")] {
-        let done = run("-A -l app=web", move |_, _| (Duration::ZERO, refusal(code, text))).await;
+        let done = run("-A -l app=web", move |_: &str| (Duration::ZERO, refusal(code, text))).await;
         assert_eq!((done.code, done.requests.len()), (Err(text.to_owned()), 1));
     }
     // kube-apiserver knows no such API, or does not reach its server.
     for (code, text) in [(404, "the cluster has no API of packets"), (400, "the API of packets: text")] {
-        let done = run("-l app=web", move |_, _| (Duration::ZERO, (code, b"text\n".to_vec()))).await;
+        let done = run("-l app=web", move |_: &str| (Duration::ZERO, (code, b"text\n".to_vec()))).await;
         assert!(done.code.clone().is_err_and(|why| why.starts_with(text)), "{:?}", done.code);
     }
 }
@@ -184,7 +177,7 @@ async fn a_request_without_an_answer_is_missing() {
 
 #[tokio::test]
 async fn the_past_of_several_pods_is_in_order_and_complete_or_not() {
-    let whole = |_, uri: &str| {
+    let whole = |uri: &str| {
         let (pod, times_ns) =
             if uri.contains("web-0") { ("shop/web-0 eth0", [1, 4]) } else { ("shop/web-1 eth0", [2, 3]) };
         let messages = ["node-a: recorded packets of the last 60 s: 2", "end: complete"];
@@ -209,7 +202,7 @@ async fn the_past_of_several_pods_is_in_order_and_complete_or_not() {
         (&["end: the server ends"], ExitCode::from(INCOMPLETE)),
     ];
     for (messages, code) in cases {
-        let answer = move |_, _: &str| {
+        let answer = move |_: &str| {
             let (status, mut bytes) = stream("shop/web eth0", &[1], messages);
             Statistics { time_ns: 1, received: Some(1), dropped: Some(0), ..Statistics::default() }
                 .write(&mut bytes);
@@ -219,7 +212,8 @@ async fn the_past_of_several_pods_is_in_order_and_complete_or_not() {
         assert_eq!((done.times_ns(), done.code), (vec![1], Ok(code)), "{messages:?}");
     }
     let nothing =
-        run("-l= --since 1m --no-follow", |_, _| (Duration::ZERO, stream("", &[], &["end: complete"]))).await;
+        run("-l= --since 1m --no-follow", |_: &str| (Duration::ZERO, stream("", &[], &["end: complete"])))
+            .await;
     assert!(
         nothing.code.clone().is_err_and(|why| why.starts_with("nothing is recorded")),
         "{:?}",

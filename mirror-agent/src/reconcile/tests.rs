@@ -77,8 +77,6 @@ struct Table {
     refuses_deletions: bool,
     /// A NIC that a pod gets while the next change is carried out, with the UID of the pod.
     comes: Option<(String, Link)>,
-    /// The targets whose offloads and routes it is to read.
-    followed: BTreeMap<TargetName, Destination>,
     /// The pods of each snapshot.
     asked: Vec<Vec<PodNetns>>,
     /// The counters of the NICs, by the index of the node side; `None` if they cannot be read.
@@ -86,9 +84,7 @@ struct Table {
 }
 
 impl LinkTable for Table {
-    fn follow(&mut self, targets: &BTreeMap<TargetName, Destination>) {
-        self.followed.clone_from(targets);
-    }
+    fn follow(&mut self, _: &BTreeMap<TargetName, Destination>) {}
 
     async fn snapshot(&mut self, pods: &[PodNetns]) -> anyhow::Result<LinkSnapshot> {
         anyhow::ensure!(!self.is_broken, "injected failure");
