@@ -152,23 +152,7 @@ impl LinkTable for Table {
 }
 
 fn link(ifindex: u32, kind: LinkKind) -> Link {
-    Link {
-        ifindex: IfIndex(ifindex),
-        name: format!("dev{ifindex}"),
-        kind,
-        up: true,
-        carrier: true,
-        master: None,
-        peer: None,
-        queueless: true,
-        is_ethernet: true,
-        address: None,
-        mtu: 1500,
-        alias: None,
-        external: None,
-        is_private: false,
-        offloads: None,
-    }
+    Link { mtu: 1500, ..Link::new(IfIndex(ifindex), &format!("dev{ifindex}"), kind, None) }
 }
 
 /// Adds pod `number` with one NIC, whose device on the node has the index `10 + number`.

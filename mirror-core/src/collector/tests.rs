@@ -20,23 +20,7 @@ fn pod(uid: &str) -> Pod {
 }
 
 fn link(ifindex: u32, name: &str, kind: LinkKind, peer: Option<Peer>) -> Link {
-    Link {
-        ifindex: IfIndex(ifindex),
-        name: name.into(),
-        kind,
-        up: true,
-        carrier: true,
-        master: None,
-        peer,
-        queueless: true,
-        is_ethernet: true,
-        address: Some(MAC),
-        mtu: 1500,
-        alias: None,
-        external: None,
-        is_private: false,
-        offloads: None,
-    }
+    Link { address: Some(MAC), mtu: 1500, ..Link::new(IfIndex(ifindex), name, kind, peer) }
 }
 
 /// A pod with loopback, a macvlan, and two veths with the peers 11 and 12 on the node.

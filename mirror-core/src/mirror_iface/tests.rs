@@ -4,23 +4,7 @@ use super::*;
 use crate::model::{ALIAS, Offloads, Peer};
 
 fn link(ifindex: u32, name: &str, kind: LinkKind) -> Link {
-    Link {
-        ifindex: IfIndex(ifindex),
-        name: name.into(),
-        kind,
-        up: true,
-        carrier: true,
-        master: None,
-        peer: None,
-        queueless: true,
-        is_ethernet: true,
-        address: None,
-        mtu: 1500,
-        alias: None,
-        external: None,
-        is_private: false,
-        offloads: None,
-    }
+    Link { mtu: 1500, ..Link::new(IfIndex(ifindex), name, kind, None) }
 }
 
 fn dummy() -> Link {

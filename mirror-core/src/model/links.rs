@@ -71,6 +71,29 @@ pub struct Link {
     pub offloads: Option<Offloads>,
 }
 
+impl Link {
+    /// A device that is up and has no queue. Nothing else of it is known.
+    pub fn new(ifindex: IfIndex, name: &str, kind: LinkKind, peer: Option<Peer>) -> Self {
+        Self {
+            ifindex,
+            name: name.to_owned(),
+            kind,
+            up: true,
+            carrier: true,
+            master: None,
+            peer,
+            queueless: true,
+            is_ethernet: true,
+            address: None,
+            mtu: 0,
+            alias: None,
+            external: None,
+            is_private: false,
+            offloads: None,
+        }
+    }
+}
+
 /// The offloads with which the kernel passes super-frames and unfinished checksums to a device, by their ethtool names.
 /// Offloads that are off and cannot be switched on are not included.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]

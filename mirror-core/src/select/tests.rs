@@ -40,23 +40,7 @@ pub(super) fn mk_pod(name: &str, annotations: &[(&str, &str)]) -> Pod {
 }
 
 pub(super) fn mk_link(ifindex: u32, name: &str, kind: LinkKind, peer: Option<Peer>) -> Link {
-    Link {
-        ifindex: IfIndex(ifindex),
-        name: name.into(),
-        kind,
-        up: true,
-        carrier: true,
-        master: None,
-        peer,
-        queueless: true,
-        is_ethernet: true,
-        address: None,
-        mtu: 1500,
-        alias: None,
-        external: None,
-        is_private: false,
-        offloads: None,
-    }
+    Link { mtu: 1500, ..Link::new(IfIndex(ifindex), name, kind, peer) }
 }
 
 /// A node with pods that have veth pairs: `(pod, index of the NIC inside, index of the device on the node)`.

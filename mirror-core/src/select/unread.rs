@@ -23,7 +23,8 @@ pub fn keep_installed(links: &mut LinkSnapshot, installed: &BTreeMap<Device, Act
         });
         for (device, tap) in taps.clone() {
             if !device.is_on_node() {
-                inside.links.push(link(device.ifindex, &tap.owner.nic, LinkKind::Other(String::new()), None));
+                let kind = LinkKind::Other(String::new());
+                inside.links.push(Link::new(device.ifindex, &tap.owner.nic, kind, None));
             } else if let Some((nic, nsid)) = host.get(&device.ifindex).and_then(|end| nic(end, tap)) {
                 if inside.nsid.is_some_and(|of| of != nsid) {
                     continue;
@@ -34,7 +35,7 @@ pub fn keep_installed(links: &mut LinkSnapshot, installed: &BTreeMap<Device, Act
         }
         if let Some(hub) = hub.filter(|_| taps.any(|(_, tap)| tap.exit.is_some())) {
             let lower = Peer { ifindex: hub, nsid: Some(0) };
-            let exit = link(exit::IFINDEX, exit::NAME, LinkKind::Other("macvlan".into()), Some(lower));
+            let exit = Link::new(exit::IFINDEX, exit::NAME, LinkKind::Other("macvlan".into()), Some(lower));
             inside.links.push(Link { mtu: exit::MTU, is_private: true, ..exit });
         }
         if let Some(why) = inside.stale.as_mut().filter(|_| !inside.links.is_empty()) {
@@ -47,25 +48,5 @@ pub fn keep_installed(links: &mut LinkSnapshot, installed: &BTreeMap<Device, Act
 fn nic(end: &Link, tap: &TapHead) -> Option<(Link, i32)> {
     let peer = end.peer.filter(|_| end.kind == LinkKind::Veth && end.name == tap.owner.device)?;
     let back = Peer { ifindex: end.ifindex.0, nsid: Some(0) };
-    Some((link(IfIndex(peer.ifindex), &tap.owner.nic, LinkKind::Veth, Some(back)), peer.nsid?))
-}
-
-fn link(ifindex: IfIndex, name: &str, kind: LinkKind, peer: Option<Peer>) -> Link {
-    Link {
-        ifindex,
-        name: name.to_owned(),
-        kind,
-        up: true,
-        carrier: true,
-        master: None,
-        peer,
-        queueless: true,
-        is_ethernet: true,
-        address: None,
-        mtu: 0,
-        alias: None,
-        external: None,
-        is_private: false,
-        offloads: None,
-    }
+    Some((Link::new(IfIndex(peer.ifindex), &tap.owner.nic, LinkKind::Veth, Some(back)), peer.nsid?))
 }

@@ -25,23 +25,8 @@ fn target(tunnel: &Tunnel, links: &LinkSnapshot) -> (DeviceTarget, Option<String
 }
 
 fn link(ifindex: u32, name: &str, mtu: u32) -> Link {
-    Link {
-        ifindex: IfIndex(ifindex),
-        name: name.into(),
-        kind: LinkKind::Other("vxlan".into()),
-        up: true,
-        carrier: true,
-        master: None,
-        peer: None,
-        queueless: true,
-        is_ethernet: true,
-        address: None,
-        mtu,
-        alias: Some(ALIAS.into()),
-        external: Some(4789),
-        is_private: false,
-        offloads: None,
-    }
+    let link = Link::new(IfIndex(ifindex), name, LinkKind::Other("vxlan".into()), None);
+    Link { mtu, alias: Some(ALIAS.into()), external: Some(4789), ..link }
 }
 
 fn node() -> LinkSnapshot {

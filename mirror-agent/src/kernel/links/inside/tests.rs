@@ -36,23 +36,7 @@ async fn set(pod: &PodNs, ifindex: u32, attribute: u16, text: &[u8]) {
 }
 
 fn link(ifindex: u32) -> Link {
-    Link {
-        ifindex: IfIndex(ifindex),
-        name: "eth0".into(),
-        kind: LinkKind::Veth,
-        up: true,
-        carrier: true,
-        master: None,
-        peer: None,
-        queueless: true,
-        is_ethernet: true,
-        address: None,
-        mtu: 1500,
-        alias: None,
-        external: None,
-        is_private: false,
-        offloads: None,
-    }
+    Link { mtu: 1500, ..Link::new(IfIndex(ifindex), "eth0", LinkKind::Veth, None) }
 }
 
 /// The kernel accepts any bytes for these texts.
