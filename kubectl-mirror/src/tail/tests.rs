@@ -66,15 +66,6 @@ impl Done {
             |block: &Block| if let Block::Packet(packet) = block { Some(packet.time_ns) } else { None };
         self.blocks.iter().filter_map(time).collect()
     }
-
-    /// The comments, without the beginning.
-    fn comments(&self) -> Vec<&str> {
-        let comments = self.blocks.iter().filter_map(|block| match block {
-            Block::Names(Names { comment: Some(text), .. }) => text.strip_prefix(SAYS),
-            _ => None,
-        });
-        comments.collect()
-    }
 }
 
 /// Runs `tail` with these words. The server answers each request by its URI, after a delay.
