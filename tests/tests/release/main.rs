@@ -187,6 +187,8 @@ impl<'c> Shell<'c> {
         ] {
             symlink(program.get_program(), programs.join(name)).unwrap();
         }
+        // Krew's own index, as after `kubectl krew update`: `uninstall` wants one.
+        fs::create_dir_all(home.join(".krew/index/default/.git")).unwrap();
         let (of_krew, usual) = (home.join(".krew/bin"), env::var("PATH").unwrap());
         let path = format!("{}:{}:{usual}", programs.display(), of_krew.display());
         Self { cluster, home, path }
