@@ -124,7 +124,8 @@ pub fn install_packages(packages: &[&str]) -> Result<()> {
     step(&format!("installing {list} (apt-get)"));
     let apt = || {
         let mut apt = command("apt-get");
-        apt.env("DEBIAN_FRONTEND", "noninteractive");
+        // Another installation may be running, such as unattended upgrades.
+        apt.env("DEBIAN_FRONTEND", "noninteractive").args(["--option", "DPkg::Lock::Timeout=120"]);
         apt
     };
     // The package lists may never have been fetched, or may name versions that no longer exist.
