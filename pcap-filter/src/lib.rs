@@ -67,9 +67,10 @@ impl FilterError {
         Self::at(text, text.len() - text.trim_start().len()..text.trim_end().len(), reason)
     }
 
-    /// Returns this error, or the other one if it is farther on in the expression.
+    /// Returns this error, or the other one if its part ends farther on in the expression.
     fn or_farther(self, other: Self) -> Self {
-        if other.position > self.position { other } else { self }
+        let end = |error: &Self| error.position + error.part.len();
+        if end(&other) > end(&self) { other } else { self }
     }
 }
 

@@ -29,6 +29,7 @@ fn each_error_names_the_part_and_its_place() {
         ("tcp[13:3] = 1", 7, "3", "1, 2 or 4 bytes"),
         ("len > 1 / 0", 6, "1 / 0", "division by zero"),
         ("len % (3 - 3) = 0", 0, "len % (3 - 3)", "division by zero"),
+        ("host 10.0.0.1 and (7 % 1 / 3) > 1", 19, "7 % 1 / 3", "division by zero"),
         ("ip[0] << 32 = 0", 0, "ip[0] << 32", "more than 31 bits"),
         ("ip[0] + = 0", 8, "=", "expected a number"),
         ("ah[0] = 0", 0, "ah[0] = 0", "not supported"),
