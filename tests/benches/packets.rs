@@ -49,7 +49,7 @@ use self::{figures::quartiles, path::tcp_frame};
 
 /// Packets per second that the pod sends, and the numbers of readers: the last is the maximum for a namespace on a node.
 const RATES: [u32; 3] = [1_000, 10_000, 100_000];
-const READERS: [usize; 4] = [0, 1, 2, 4];
+const READERS: [usize; 4] = [0, 1, 2, 5];
 /// Bytes of a frame, without FCS.
 const FRAME: usize = 200;
 const SENDING: Duration = Duration::from_secs(4);

@@ -60,9 +60,8 @@ use crate::{
     util::places::{Place, Places},
 };
 
-/// Maximum numbers of requests for packets of a user, and for a namespace.
-const OF_A_USER: usize = 3;
-const FOR_A_NAMESPACE: usize = 4;
+/// Maximum number of requests for packets of a namespace. `kubectl mirror tail` sends one for each of up to 5 pods.
+const FOR_A_NAMESPACE: usize = MAX_READERS - 1;
 /// Maximum number of readings of the node's status at a time, for reports.
 const MAX_REPORTS: usize = 2;
 /// Maximum number of streams of a connection: twice the number of requests that are served, so that other readers are
@@ -140,7 +139,7 @@ impl Node {
             let why = "the agent is not ready yet; `mirror-agent status` on its node shows why";
             return Err(Refused(StatusCode::SERVICE_UNAVAILABLE, why.to_owned()));
         }
-        let place = self.place(&request).map_err(|why| Refused(StatusCode::TOO_MANY_REQUESTS, why))?;
+        let place = self.place(&request.of).map_err(|why| Refused(StatusCode::TOO_MANY_REQUESTS, why))?;
         let pipe = pipe::pipe().and_then(|(to, from)| Ok((to.into_blocking_fd()?, from)));
         let (to, from) =
             pipe.map_err(|error| Refused(StatusCode::SERVICE_UNAVAILABLE, format!("no pipe: {error}")))?;
@@ -182,12 +181,11 @@ impl Node {
     }
 
     /// Takes a place for a request for packets.
-    fn place(&self, request: &ReadRequest) -> Result<Place, String> {
-        let mut counted = vec![(format!("requests of the user {} on the node", request.reader), OF_A_USER)];
-        if let ReadOf::Pods { namespace: Some(namespace), .. } = &request.of {
+    fn place(&self, of: &ReadOf) -> Result<Place, String> {
+        let mut counted = vec![("requests on the node".to_owned(), MAX_READERS)];
+        if let ReadOf::Pods { namespace: Some(namespace), .. } = of {
             counted.push((format!("requests for the namespace {namespace} on the node"), FOR_A_NAMESPACE));
         }
-        counted.push(("requests on the node".to_owned(), MAX_READERS));
         self.readers.take(counted)
     }
 
