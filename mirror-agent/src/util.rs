@@ -1,4 +1,5 @@
-//! Parts that several rooms share: accept loops, pauses after failures, rate limits, places for requests, and logging a problem once.
+//! Parts that several rooms share: accept loops, pauses after failures, rate limits, places for requests, and logging a
+//! problem once.
 //!
 //! No other room is named here, and nothing is about pods or packets.
 

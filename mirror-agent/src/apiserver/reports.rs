@@ -241,8 +241,18 @@ impl Answer {
 
 /// Decodes the reports of a node.
 pub(super) fn decode(json: &[u8]) -> Result<Vec<PodReport>, Refusal> {
-    // A structure can also be an array.
-    if json.split(|byte| matches!(byte, b'{' | b'[')).count() > MOST_STRUCTURES {
+    // A structure can also be an array. The texts are those of authors of pods, and can have brackets.
+    let (mut structures, mut is_text, mut is_escaped) = (0, false, false);
+    for &byte in json {
+        match byte {
+            _ if is_escaped => is_escaped = false,
+            b'\\' => is_escaped = is_text,
+            b'"' => is_text = !is_text,
+            b'{' | b'[' if !is_text => structures += 1,
+            _ => {}
+        }
+    }
+    if structures > MOST_STRUCTURES {
         return Err(Refusal::unavailable(format!("its reports have more than {MOST_STRUCTURES} structures")));
     }
     serde_json::from_slice(json).map_err(|error| Refusal::unavailable(error.to_string()))

@@ -179,6 +179,8 @@ fn the_report_of_a_node_is_bounded() {
     for problem in ["{}", "[]"] {
         assert_eq!((decoded(problem, 1000), decoded(problem, MOST_STRUCTURES)), (Ok(1000), Err(503)));
     }
+    let brackets = json!({ "message": "\"{[\\".repeat(MOST_STRUCTURES) }).to_string();
+    assert_eq!(decoded(&brackets, 1), Ok(1), "a text of a pod's author");
 }
 
 #[test]
