@@ -108,6 +108,9 @@ impl Road {
     /// Copies bytes between two ends, in both directions.
     fn join(self: &Arc<Self>, a: TcpStream, b: TcpStream) -> std::io::Result<()> {
         self.ends.lock().unwrap().extend([a.try_clone()?, b.try_clone()?]);
+        // Small frames of HTTP/2 would wait for acknowledgements here, which they do not on a real way.
+        a.set_nodelay(true)?;
+        b.set_nodelay(true)?;
         for (from, to) in [(a.try_clone()?, b.try_clone()?), (b, a)] {
             let road = Arc::clone(self);
             thread::spawn(move || road.copy(from, to));
