@@ -108,7 +108,7 @@ impl Road {
     /// Copies bytes between two ends, in both directions.
     fn join(self: &Arc<Self>, a: TcpStream, b: TcpStream) -> std::io::Result<()> {
         self.ends.lock().unwrap().extend([a.try_clone()?, b.try_clone()?]);
-        // Small frames of HTTP/2 would wait for acknowledgements here, which they do not on a real way.
+        // A router does not hold small packets back until others are acknowledged (Nagle's algorithm).
         a.set_nodelay(true)?;
         b.set_nodelay(true)?;
         for (from, to) in [(a.try_clone()?, b.try_clone()?), (b, a)] {

@@ -34,6 +34,11 @@ impl Places {
         Ok(Place { places: self.clone(), counted })
     }
 
+    #[cfg(test)]
+    pub(crate) fn is_empty(&self) -> bool {
+        self.taken().is_empty()
+    }
+
     fn taken(&self) -> MutexGuard<'_, BTreeMap<String, usize>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -58,6 +58,28 @@ fn what_happened_meanwhile_is_made_up_for() {
 }
 
 #[test]
+fn a_server_that_falls_silent_is_noticed() {
+    let node = &Node::new("silent");
+    let Node { api, lab } = node;
+    let [web, db] = &node.pods(["web", "db"]);
+    let _containers = [api.run(lab, web, &MIRROR), api.run(lab, db, &[])];
+    let agent = api.agent(lab, &[]);
+    lab.wait_mirrored(&[web]);
+    api.set_way(Way::Silent);
+    eventually(NOTICED, || {
+        check(!agent.log_with(&["is unavailable", "pods"]).is_empty(), || "not noticed".into())
+    });
+    node.is_mirrored(web, db);
+    api.kubectl("annotate pod db podmirror.io/mirror=true");
+    api.set_way(Way::Open);
+    eventually(UNREADY, || {
+        check(!agent.log_with(&["API is available again", "pods"]).is_empty(), || "it is away".into())
+    });
+    lab.wait_mirrored(&[web, db]);
+    agent.stop();
+}
+
+#[test]
 fn packets_that_get_lost_are_noticed_within_a_minute() {
     let node = &Node::new("cut");
     let Node { api, lab } = node;

@@ -5,6 +5,20 @@ use std::fs;
 use mirror_tests::{AGENT, Cluster, Comparison, MIRROR, PATIENCE, Pinging, check, eventually};
 use serde_json::{Value, json};
 
+#[test]
+fn uninstalled_it_leaves_nothing_on_the_node() {
+    let cluster = &Cluster::new("uninstalled");
+    let host = cluster.host();
+    let [web, db] = &cluster.pods([("web", Some("true")), ("db", Some("true"))]);
+    host.wait_taps(&[&web.device, &db.device]);
+    cluster.uninstall();
+    cluster.has_left_nothing();
+    web.ping(db.ip, 5);
+    // After another installation, mirrors begin as before.
+    cluster.install();
+    host.wait_taps(&[&web.device, &db.device]);
+}
+
 /// With `ceilings.maxMirrorDuration=1h`.
 fn each_mirror_has_to_end(cluster: &Cluster) {
     let mirror = |limits: &Value| {

@@ -121,6 +121,29 @@ fn a_budget_of_packets_is_exact() {
 }
 
 #[test]
+fn a_budget_of_bytes_is_exact_to_one_packet() {
+    let Node { web, db, lab } = &Node::bridged("bytes");
+    let pods = PodsFile::new(lab, &[chosen(web, &[("bytes", "10001")])]);
+    let _agent = Agent::run(lab, any_mode(), &pods, &[]);
+    lab.wait_mirrored(&[web]);
+    let mirror = Capture::start(lab.node(), MIRROR);
+    let before = packets(lab, web.veth_host());
+    let floods = Floods::between(web, db);
+    wait_ended(lab, web, Some("bytes"));
+    floods.go_on(200);
+    floods.stop();
+    let passed = packets(lab, web.veth_host()) - before;
+    let status = lab.status();
+    let tap = status.tap(web.veth_host());
+    let bytes = tap.bytes("ingress", "copied") + tap.bytes("egress", "copied");
+    assert_eq!(tap.total("ended"), passed - tap.total("copied"), "{tap:?}");
+    let copies = mirror.stop();
+    assert_eq!((copies.len() as u64, copies.bytes() as u64), (tap.total("copied"), bytes));
+    let largest = copies.iter().map(|(frame, _)| frame.len() as u64).max().unwrap();
+    assert!((10_001..10_001 + largest).contains(&bytes), "{bytes} bytes, packets of up to {largest}");
+}
+
+#[test]
 fn a_budget_of_time_ends_within_a_second() {
     let Node { web, db, lab } = &Node::bridged("duration");
     let pods = PodsFile::new(lab, &[]);
@@ -248,6 +271,16 @@ fn a_raised_rate_copies_at_once() {
 }
 
 #[test]
+fn a_rate_of_bits_counts_whole_frames() {
+    let Node { web, db, lab } = &Node::bridged("bits");
+    // 50 bytes are 400 bits: 1000 datagrams of 8 bytes a second.
+    let pods = PodsFile::new(lab, &[chosen(web, &[("rate", "400kbit")])]);
+    let _agent = Agent::run(lab, any_mode(), &pods, &[]);
+    lab.wait_mirrored(&[web]);
+    flooded_at(lab, web, db, 1000.0, 1.0);
+}
+
+#[test]
 fn the_limit_of_the_node_is_for_all_mirrors_together() {
     let Node { web, db, lab } = &Node::bridged("max-rate");
     let pods = PodsFile::new(lab, &[chosen(web, &[]), chosen(db, &[])]);
@@ -257,6 +290,30 @@ fn the_limit_of_the_node_is_for_all_mirrors_together() {
     let status = flooded_at(lab, web, db, 1000.0, 2.0);
     let seen: u64 = status.taps.iter().map(|tap| tap.seen()).sum();
     assert_eq!(seen, packets(lab, web.veth_host()) + packets(lab, db.veth_host()) - before);
+}
+
+#[test]
+fn the_limit_of_a_pod_stands_above_its_annotations() {
+    let Node { web, db, lab } = &Node::bridged("max-pod-rate");
+    let pods = PodsFile::new(lab, &[chosen(web, &[("rate", "5kpps")]), chosen(db, &[])]);
+    let _agent = Agent::run(lab, any_mode(), &pods, &["--max-pod-rate", "1kpps"]);
+    lab.wait_mirrored(&[web, db]);
+    let status = flooded_at(lab, web, db, 2000.0, 1.0);
+    for pod in [web, db] {
+        let tap = status.tap(pod.veth_host());
+        assert!(tap.total("limited") > 0 && tap.total("copied") > 2000, "{tap:?}");
+    }
+}
+
+#[test]
+fn the_limit_of_a_namespace_is_for_all_of_its_pods_together() {
+    let Node { web, db, lab } = &Node::bridged("max-ns-rate");
+    let pods = PodsFile::new(lab, &[chosen(web, &[]), chosen(db, &[])]);
+    let _agent = Agent::run(lab, any_mode(), &pods, &["--max-namespace-rate", "1kpps"]);
+    lab.wait_mirrored(&[web, db]);
+    let status = flooded_at(lab, web, db, 1000.0, 1.0);
+    let limited: u64 = [web, db].map(|pod| status.tap(pod.veth_host()).total("limited")).iter().sum();
+    assert!(limited > 1000, "{status:?}");
 }
 
 /// Two pods flood each other, and a third pod still gets its share of the node's rate.

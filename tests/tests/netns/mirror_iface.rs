@@ -1,6 +1,7 @@
 //! The mirror interface is created or already exists, is refused, down, deleted or renamed. The pods' packets are not
 //! disturbed.
 
+use mirror_core::model::FIRST_IFINDEX;
 use mirror_tests::{
     Agent, Capture, Flood, Frames, Lab, PodNs, PodSpec, PodsFile, SOON, Status, check, eventually,
 };
@@ -18,6 +19,43 @@ fn device(lab: &Lab, name: &str) -> serde_json::Value {
 pub(crate) fn packets(lab: &Lab, name: &str) -> u64 {
     let device = device(lab, name);
     ["rx", "tx"].iter().map(|side| device["stats64"][side]["packets"].as_u64().unwrap()).sum()
+}
+
+/// An agent was killed between the requests that create the device. `cleanup` removes it, and an agent completes it.
+#[test]
+fn a_half_made_mirror_interface_is_made_again() {
+    let Node { web, db, lab } = &Node::bridged("half");
+    let before = lab.network_state();
+    let pods = PodsFile::new(lab, &[PodSpec::of(web).mirror("true")]);
+    let half_made = || {
+        let [index, peer] = [7, 8].map(|number| FIRST_IFINDEX.0 + number);
+        lab.node().ip(&format!(
+            "link add {MIRROR} index {index} mtu 1279 type veth peer name {MIRROR}p index {peer}"
+        ));
+    };
+    half_made();
+    let agent = Agent::run_until(lab, any_mode(), &pods, &[], &[web]);
+    let (inside, mirror) = (Inside::of(web), Capture::start(lab.node(), MIRROR));
+    web.ping(db.v4(), 5, 1400);
+    shows(&mirror, || inside.capture.frames());
+    assert_eq!(device(lab, MIRROR)["ifalias"].as_str(), Some("podmirror"));
+    agent.stop();
+
+    lab.node().ip(&format!("link delete {MIRROR}"));
+    half_made();
+    drop((inside, mirror));
+    lab.cleanup();
+    lab.network_is_as(&before);
+}
+
+#[test]
+fn the_mtu_of_a_made_mirror_interface_is_as_told() {
+    let Node { web, db: _db, lab } = &Node::bridged("mtu");
+    let pods = PodsFile::new(lab, &[PodSpec::of(web).mirror("true")]);
+    let _agent =
+        Agent::run(lab, any_mode(), &pods, &["--mirror-iface", "tap-here", "--mirror-iface-mtu", "9000"]);
+    lab.wait_mirrored(&[web]);
+    assert_eq!(device(lab, "tap-here")["mtu"].as_u64(), Some(9000));
 }
 
 #[test]

@@ -66,3 +66,27 @@ fn readers_that_follow_at_once_keep_no_room_of_each_other() {
     assert_eq!(lab.room_in_use(), []);
     assert_eq!(tail.stop().statistics.len(), 1);
 }
+
+/// Every packet that counts as copied is in the file of a reader that ends normally.
+#[test]
+fn nothing_is_missing_at_the_end_of_a_reader() {
+    let Node { web, db, lab } = &Node::bridged("streamend");
+    let filter = format!("udp and src host {}", web.v4());
+    let pods = PodsFile::new(lab, &[streamed(web).annotated("podmirror.io/filter", &filter)]);
+    let _agent = Agent::run(lab, any_mode(), &pods, &TARGET);
+    lab.wait_mirrored(&[web]);
+    let mut copied = 0;
+    for words in [&["tail", "--target", "live"][..], &["tail", "--target", "live", "--duration", "3s"]] {
+        let tail = Tail::start(lab, words);
+        let flood = Flood::start(web, db);
+        flood.go_on(1000);
+        let file = if words.len() > 3 { tail.wait() } else { tail.stop() };
+        flood.go_on(100);
+        flood.stop();
+        let status = wait_stream(lab, false);
+        let now = status.tap(web.veth_host()).total("copied");
+        assert!(!file.packets.is_empty());
+        assert_eq!(file.packets.len() as u64, now - copied);
+        copied = now;
+    }
+}

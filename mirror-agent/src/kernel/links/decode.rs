@@ -10,22 +10,13 @@ use crate::model::{IfIndex, Link, LinkKind, Peer};
 /// Returns the device that an `RTM_NEWLINK` message describes.
 pub(super) fn link(message: LinkMessage) -> Link {
     let flags = message.header.flags;
+    let index = IfIndex(message.header.index);
     let mut link = Link {
-        ifindex: IfIndex(message.header.index),
-        name: String::new(),
-        kind: LinkKind::Other(String::new()),
         up: flags.contains(LinkFlags::Up),
         carrier: flags.contains(LinkFlags::LowerUp),
-        master: None,
-        peer: None,
         queueless: false,
         is_ethernet: matches!(message.header.link_layer_type, LinkLayerType::Ether | LinkLayerType::Loopback),
-        address: None,
-        mtu: 0,
-        alias: None,
-        external: None,
-        is_private: false,
-        offloads: None,
+        ..Link::new(index, "", LinkKind::Other(String::new()), None)
     };
     let (mut info_kind, mut qdisc, mut is_l3s) = (None, String::new(), false);
     let (mut peer_ifindex, mut peer_nsid) = (0, None);
