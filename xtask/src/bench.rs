@@ -2,7 +2,7 @@
 
 use std::os::unix::process::CommandExt as _;
 
-use anyhow::{Context as _, Result, bail, ensure};
+use anyhow::{Context as _, Result, ensure};
 use clap::ValueEnum;
 
 use crate::{
@@ -47,9 +47,8 @@ pub(crate) struct BenchArgs {
 /// Runs the benchmark, which prints its figures.
 pub(crate) fn run(args: BenchArgs) -> Result<()> {
     let BenchArgs { bench, arguments } = args;
-    if bench != Bench::Traffic && !arguments.is_empty() {
-        bail!("`{}` is not understood: only `bench traffic` has options", arguments.join(" "));
-    }
+    let is_understood = bench == Bench::Traffic || arguments.is_empty();
+    ensure!(is_understood, "`{}` is not understood: only `bench traffic` has options", arguments.join(" "));
     ensure!(is_root(), "the benches load programs and make network namespaces: run them as root");
     tools::stable()?;
     tools::bpf()?;

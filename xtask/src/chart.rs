@@ -11,7 +11,7 @@ mod tests;
 
 use std::{collections::BTreeMap, fs, path::Path, process::Command};
 
-use anyhow::{Context as _, Result, anyhow, bail, ensure};
+use anyhow::{Context as _, Result, anyhow, ensure};
 use serde_json::Value;
 
 use crate::{
@@ -47,9 +47,11 @@ pub(crate) fn readme() -> Result<String> {
     docs.args(["--chart-search-root", "deploy/chart", "--sort-values-order", "file", "--dry-run"]);
     let text = docs.args(["--log-level", "error"]).current_dir(workspace::root()).read()?;
     ensure!(text.contains("## Values"), "helm-docs has not read deploy/chart/values.yaml");
-    if let Some(row) = text.lines().find(|line| line.ends_with("|  |")) {
-        bail!("a value in deploy/chart/values.yaml has no comment that begins with `# -- `: {row}");
-    }
+    let row = text.lines().find(|line| line.ends_with("|  |"));
+    ensure!(
+        row.is_none(),
+        "a value in deploy/chart/values.yaml has no comment that begins with `# -- `: {row:?}"
+    );
     Ok(text)
 }
 
@@ -88,12 +90,10 @@ fn rendered_cases() -> Result<Manifests> {
         ensure!(is_taken != case.contains_key("refused"), "helm with {title}: {}; {told}", output.status);
         let text = if is_taken { String::from_utf8_lossy(&output.stdout) } else { told };
         let mut wanted = texts("has").iter().chain(texts("refused"));
-        if let Some(part) = wanted.find(|part| !text.contains(*part)) {
-            bail!("the outcome of {title} does not have {part:?}");
-        }
-        if let Some(part) = texts("lacks").iter().find(|part| text.contains(*part)) {
-            bail!("the outcome of {title} has {part:?}");
-        }
+        let missing = wanted.find(|part| !text.contains(*part));
+        ensure!(missing.is_none(), "the outcome of {title} does not have {missing:?}");
+        let other = texts("lacks").iter().find(|part| text.contains(*part));
+        ensure!(other.is_none(), "the outcome of {title} has {other:?}");
         if is_taken {
             manifests.insert(title, text.into_owned());
         } else {

@@ -130,6 +130,7 @@ pub(crate) fn without_outer_cargo(command: &mut Command) -> &mut Command {
         "CARGO_MANIFEST_LINKS",
         "CARGO_MANIFEST_PATH",
         "LD_LIBRARY_PATH",
+        "OUT_DIR",
         "RUSTC",
         "RUSTC_WORKSPACE_WRAPPER",
         "RUSTDOC",
@@ -138,8 +139,8 @@ pub(crate) fn without_outer_cargo(command: &mut Command) -> &mut Command {
     ] {
         command.env_remove(name);
     }
-    // The variables that cargo sets for a package's program or build script. ring's build script depends on them, so
-    // with another value it runs again, and its dependents kube and the agent are rebuilt.
+    // The variables that cargo sets for a package's program or build script. ring's build script depends on them and on
+    // OUT_DIR, so with another value it runs again, and its dependents kube and the agent are rebuilt.
     for (name, _) in env::vars_os() {
         if name.to_string_lossy().starts_with("CARGO_PKG_") {
             command.env_remove(name);

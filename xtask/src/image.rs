@@ -3,7 +3,10 @@
 //! The image is a static binary (musl) in an empty file system. The same sources give the same image: it contains no
 //! time, no path and no name of the machine. The caller decides what to do with the image.
 
-use std::{fs, path::PathBuf};
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
 
 use anyhow::{Context as _, Result, ensure};
 use serde_json::{Value, json};
@@ -51,18 +54,11 @@ pub(crate) struct Image {
     pub(crate) agent: PathBuf,
 }
 
-/// The content of an image.
-pub(crate) struct Content {
-    /// The agent, where it was built.
-    agent: PathBuf,
-    pub(crate) entries: Vec<Entry>,
-    /// The runtime's part of the configuration.
-    pub(crate) config: Value,
-}
-
 /// Builds the agent in this profile, and writes the image to the archive `name` in `target/image`.
 pub(crate) fn build(arch: Arch, profile: &str, name: &str) -> Result<Image> {
-    let Content { agent, entries, config } = content(arch, profile)?;
+    tools::bpf()?;
+    let agent = portable::linux(&[AGENT], &[arch], profile)?.remove(0);
+    let (entries, config) = content(&agent, profile)?;
     step("writing the image");
     let dir = workspace::root().join("target/image");
     fs::create_dir_all(&dir).with_context(|| dir.display().to_string())?;
@@ -71,16 +67,15 @@ pub(crate) fn build(arch: Arch, profile: &str, name: &str) -> Result<Image> {
     Ok(Image { archive, agent })
 }
 
-/// Builds the agent in this profile: the content of its image.
-pub(crate) fn content(arch: Arch, profile: &str) -> Result<Content> {
-    tools::bpf()?;
-    let agent = portable::linux(AGENT, arch, profile)?;
-    let binary = fs::read(&agent).with_context(|| agent.display().to_string())?;
+/// Returns the files of the image with an agent that was built in this profile, and the runtime's part of its
+/// configuration.
+pub(crate) fn content(agent: &Path, profile: &str) -> Result<(Vec<Entry>, Value)> {
+    let binary = fs::read(agent).with_context(|| agent.display().to_string())?;
     let is_small = profile != portable::RELEASE || binary.len() <= MAX_BYTES;
     ensure!(is_small, "the agent has {} bytes, more than {MAX_BYTES}", binary.len());
     let labels = labels(&workspace::commit().unwrap_or_default());
     let config = json!({ "Entrypoint": ["/mirror-agent"], "Labels": labels });
-    Ok(Content { agent, entries: vec![Entry::program(AGENT, binary)], config })
+    Ok((vec![Entry::program(AGENT, binary)], config))
 }
 
 /// The labels for registries and people (OCI annotations). Without a commit (empty), there is no label for it.

@@ -5,7 +5,7 @@
 
 use std::{collections::BTreeSet, fs, path::Path};
 
-use anyhow::{Context as _, Result, anyhow, bail};
+use anyhow::{Context as _, Result, anyhow, ensure};
 use proc_macro2::{Delimiter, TokenStream, TokenTree};
 
 use crate::workspace;
@@ -234,9 +234,7 @@ pub(crate) fn check(root: &Path) -> Result<()> {
     if ebpf_lines >= EBPF_LINES {
         violations.push(format!("mirror-ebpf/src has {ebpf_lines} lines, {EBPF_LINES} or more"));
     }
-    if !violations.is_empty() {
-        bail!("the layers are broken:\n  {}", violations.join("\n  "));
-    }
+    ensure!(violations.is_empty(), "the layers are broken:\n  {}", violations.join("\n  "));
     Ok(())
 }
 

@@ -3,7 +3,7 @@
 //! This file parses the command line and calls the task. It builds with any stable Rust from 1.90 on, and installs the
 //! toolchains and programs that the tasks need (`tools`).
 
-#![expect(clippy::print_stdout, clippy::print_stderr, reason = "a command line tool for people")]
+#![expect(clippy::print_stdout, reason = "a command line tool for people")]
 
 #[cfg(not(target_os = "linux"))]
 compile_error!(
@@ -32,8 +32,7 @@ mod tools;
 mod vm;
 mod workspace;
 
-use std::process::ExitCode;
-
+use anyhow::Result;
 use clap::{Parser, Subcommand};
 // The tasks use these as modules of this crate.
 use mirror_test_tools::{apt, arch, archive, layout, process, programs, readers};
@@ -72,8 +71,8 @@ enum Task {
     Vm(vm::VmArgs),
 }
 
-fn main() -> ExitCode {
-    let outcome = match Cli::parse().task {
+fn main() -> Result<()> {
+    match Cli::parse().task {
         Task::Bench(args) => bench::run(args),
         Task::BuildEbpf => build_ebpf::run(),
         Task::Cluster(args) => cluster::run(args),
@@ -85,12 +84,5 @@ fn main() -> ExitCode {
         Task::Release(args) => release::run(args),
         Task::Test(args) => test::run(args),
         Task::Vm(args) => vm::run(args),
-    };
-    match outcome {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("error: {error:#}");
-            ExitCode::FAILURE
-        }
     }
 }

@@ -25,7 +25,8 @@ use crate::{
     layout::Layout,
     portable,
     process::{Run as _, command, is_ci, step},
-    tools, workspace,
+    tools,
+    workspace::{self, AGENT, PLUGIN},
 };
 
 const VERSION: &str = env!("CARGO_PKG_VERSION");
@@ -84,13 +85,16 @@ pub(crate) fn run(args: ReleaseArgs) -> Result<()> {
     let crates = Crates::read()?;
     let licences = crates.licences()?;
     crates.write_bills(&output, &time)?;
-    let image = write_image(&registry, &licences, &commit, &output)?;
+    tools::bpf()?;
+    let mut agents = portable::linux(&[AGENT, PLUGIN], &Arch::ALL, portable::RELEASE)?;
+    let plugins = agents.split_off(Arch::ALL.len());
+    let image = write_image(&registry, &agents, &licences, &commit, &output)?;
     let package = output.join(format!("podmirror-{VERSION}.tgz"));
     let chart = write_chart(&registry, &image.digest, &commit, &package)?;
     // Helm runs in another directory.
     let manifest = generate::manifest(&package.canonicalize()?)?;
     fs::write(package.with_extension("yaml"), manifest)?;
-    plugin::write(&output, &licences, push.is_some() || is_ci())?;
+    plugin::write(&output, plugins, &licences, push.is_some() || is_ci())?;
     let artefacts = [image, chart];
     let pinned = artefacts.each_ref().map(Artefact::pinned).join("\n") + "\n";
     fs::write(output.join("images.txt"), &pinned)?;
@@ -118,13 +122,19 @@ fn git(arguments: &[&str]) -> Result<String> {
     Ok(text.trim_end().to_owned())
 }
 
-/// Builds the image for all architectures, and writes an archive of it.
-fn write_image(registry: &str, licences: &[Entry], commit: &str, output: &Path) -> Result<Artefact> {
+/// Makes the image of the agents of all architectures, and writes an archive of it.
+fn write_image(
+    registry: &str,
+    agents: &[PathBuf],
+    licences: &[Entry],
+    commit: &str,
+    output: &Path,
+) -> Result<Artefact> {
     let directory = workspace::root().join("target/oci/image");
     let layout = Layout::create(&directory)?;
     let mut images = Vec::new();
-    for arch in Arch::ALL {
-        let image::Content { mut entries, config, .. } = image::content(arch, portable::RELEASE)?;
+    for (arch, agent) in Arch::ALL.into_iter().zip(agents) {
+        let (mut entries, config) = image::content(agent, portable::RELEASE)?;
         entries.extend(licences.iter().cloned());
         for name in ["LICENSE-APACHE", "LICENSE-GPL2", "LICENSE-MIT"] {
             let licence = fs::read(workspace::root().join(name)).context(name)?;

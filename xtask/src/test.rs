@@ -5,7 +5,7 @@
 
 use std::{env, fs, num::NonZero, path::PathBuf, process::Command, thread, time::Instant};
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result, bail, ensure};
 use clap::ValueEnum;
 use mirror_test_cluster::{
     Existing,
@@ -80,9 +80,8 @@ pub(crate) fn run(args: TestArgs) -> Result<()> {
     let TestArgs { levels, all, kubeconfig, import, arguments } = args;
     let given = kubeconfig.zip(import).map(|(path, import)| Existing::connect(&path, Some(import)));
     let given = given.transpose()?;
-    if given.is_some() && levels != [Level::Cluster] {
-        bail!("--kubeconfig is for the level cluster alone: say `--level cluster`");
-    }
+    let is_right = given.is_none() || levels == [Level::Cluster];
+    ensure!(is_right, "--kubeconfig is for the level cluster alone: say `--level cluster`");
     let asked_for = !levels.is_empty();
     let levels = match all {
         _ if asked_for => levels,

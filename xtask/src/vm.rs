@@ -133,8 +133,8 @@ fn script(levels: &[(&str, &[String])]) -> Result<String> {
     step("building what the guest runs");
     let mut script = beginning();
     // The agent of the tests' image is optimised, and a fraction of the size: the emulator takes less time for it.
-    let agent = portable::linux(AGENT, Arch::host()?, portable::TEST)?;
-    export(&mut script, "MIRROR_AGENT", &agent)?;
+    let agents = portable::linux(&[AGENT], &[Arch::host()?], portable::TEST)?;
+    export(&mut script, "MIRROR_AGENT", &agents[0])?;
     for (level, arguments) in levels {
         let test = workspace::tested(level, level)?;
         if *level != "prog" {

@@ -5,7 +5,7 @@ use std::{
     process::Command,
 };
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result};
 use serde_json::Value;
 
 use crate::{
@@ -15,6 +15,8 @@ use crate::{
 
 /// The agent's package and program.
 pub(crate) const AGENT: &str = "mirror-agent";
+/// The kubectl plugin's.
+pub(crate) const PLUGIN: &str = "kubectl-mirror";
 
 /// The root directory of the work tree.
 pub(crate) fn root() -> PathBuf {
@@ -62,17 +64,22 @@ pub(crate) fn members(subcommand: &str) -> Command {
 }
 
 /// Runs a cargo command that builds the program, test or benchmark `name`, and returns its path.
-pub(crate) fn executable(mut build: Command, name: &str) -> Result<PathBuf> {
+pub(crate) fn executable(build: Command, name: &str) -> Result<PathBuf> {
+    executables(build, &[(name, "")]).map(|mut paths| paths.remove(0))
+}
+
+/// Runs a cargo command that builds programs, each for a target of Rust, and returns their paths.
+pub(crate) fn executables(mut build: Command, programs: &[(&str, &str)]) -> Result<Vec<PathBuf>> {
     let messages = build.arg("--message-format=json-render-diagnostics").read()?;
-    for line in messages.lines() {
-        let message: Value = serde_json::from_str(line).context("cargo's messages")?;
-        if message["target"]["name"] == name
-            && let Some(path) = message["executable"].as_str()
-        {
-            return Ok(path.into());
-        }
-    }
-    bail!("cargo did not build {name}: {build:?}")
+    let messages = messages.lines().map(serde_json::from_str::<Value>).collect::<Result<Vec<_>, _>>();
+    let messages = messages.context("cargo's messages")?;
+    let path = |(name, target): &(&str, &str)| {
+        let mut paths = messages.iter().filter(|message| message["target"]["name"] == *name);
+        let path =
+            paths.find_map(|message| message["executable"].as_str().filter(|path| path.contains(target)));
+        path.map(PathBuf::from).with_context(|| format!("cargo did not build {name}: {build:?}"))
+    };
+    programs.iter().map(path).collect()
 }
 
 /// Builds a program for development, with the same selection, and returns its path.

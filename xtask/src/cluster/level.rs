@@ -38,7 +38,7 @@ const BUILT_ONLY: &str = "built::";
 /// Returns an error if this machine cannot run the level `api`.
 pub(crate) fn can_run_api() -> Result<()> {
     if let Some(mode @ Mode::Node(_)) = running()? {
-        bail!("there is a cluster ({mode}), which is in the way: `cargo xtask cluster down` removes it");
+        bail!("there is a cluster ({mode}): `cargo xtask cluster down` removes it");
     }
     built::can_be_brought()
 }
@@ -88,15 +88,11 @@ pub(crate) fn run(
     }
     match running()? {
         Some(mode @ Mode::Node(cni)) if !is_ci() && (cnis == Cni::PLUGINS || cnis.contains(&cni)) => {
-            step(&format!(
-                "using the cluster that there is ({mode}), and leaving it up; with this CNI alone"
-            ));
+            step(&format!("using the cluster that runs ({mode}), with its CNI alone"));
             built::up(Some(Mode::Node(cni)))?;
             on_built(cni, &image, test(), arguments)
         }
-        Some(mode) => {
-            bail!("there is a cluster ({mode}), which is in the way: `cargo xtask cluster down` removes it")
-        }
+        Some(mode) => bail!("there is a cluster ({mode}): `cargo xtask cluster down` removes it"),
         None => cnis.iter().try_for_each(|cni| {
             let up = built::up(Some(Mode::Node(*cni)));
             up.and_then(|()| on_built(*cni, &image, test(), arguments)).and(built::down())

@@ -15,7 +15,7 @@ use crate::{
     archive::{Entry, gzip, sha256, write_tar},
     portable::{self, PLATFORMS},
     process::{Run as _, command},
-    workspace,
+    workspace::{self, PLUGIN},
 };
 
 /// The address of the release's page, with its files.
@@ -26,24 +26,15 @@ fn program_name(platform: &str) -> &'static str {
     if platform.starts_with("windows") { "kubectl-mirror.exe" } else { "kubectl-mirror" }
 }
 
-/// Builds the program. Returns `None` if it is for macOS and cannot be built, in a release that need not be `whole`.
-fn build(platform: &str, target: &str, whole: bool) -> Result<Option<PathBuf>> {
-    match portable::program("kubectl-mirror", platform, target) {
-        Err(why) if platform.starts_with("darwin") && !whole => {
-            println!("    NOT BUILT for {platform}: {why:#}");
-            Ok(None)
-        }
-        built => built.map(Some),
+/// Builds the programs other than those for Linux, and writes the archives and the manifest. `licences` are those of the
+/// crates in them. A release that is not `whole` can be without macOS.
+pub(super) fn write(output: &Path, linux: Vec<PathBuf>, licences: &[Entry], whole: bool) -> Result<()> {
+    let mut programs = [linux, portable::windows(PLUGIN)?].concat();
+    match portable::macos(PLUGIN) {
+        Err(why) if !whole => println!("    NOT BUILT for macOS: {why:#}"),
+        built => programs.extend(built?),
     }
-}
-
-/// Builds the programs, and writes the archives and the manifest. `licences` are those of the crates in them. A `whole`
-/// release has all platforms.
-pub(super) fn write(output: &Path, licences: &[Entry], whole: bool) -> Result<()> {
-    let mut built = Vec::new();
-    for (platform, target) in PLATFORMS {
-        built.extend(build(platform, target, whole)?.map(|program| (platform, program)));
-    }
+    let built: Vec<_> = PLATFORMS.into_iter().map(|(platform, _)| platform).zip(programs).collect();
     let here = format!("linux-{}", Arch::host()?.name());
     let runs_here = built.iter().find(|(platform, _)| *platform == here);
     let (_, program) = runs_here.context("no program runs on this machine, to write the manual pages")?;
