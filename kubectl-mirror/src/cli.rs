@@ -1,4 +1,4 @@
-//! The command line: what was typed, and nothing that needs more than its own words to be checked.
+//! The command line, as typed. It is checked here only as far as that needs no other data.
 
 use std::{ffi::OsString, fmt::Display, fs::File, path::PathBuf, time::Duration};
 

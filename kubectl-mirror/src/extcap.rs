@@ -1,6 +1,7 @@
 //! Wireshark's extcap: each context of the kubeconfig is an interface in Wireshark, whose packets `tail` reads.
 //!
-//! Wireshark runs each program in its extcap folder, for example a link to this one. The options are the question:
+//! Wireshark runs each program in its extcap folder, for example a link to this one. The options say what Wireshark
+//! wants:
 //!
 //! * `--extcap-interfaces`, `--extcap-dlts` and `--extcap-config`: the contexts, and for each interface its link type and
 //!   its options. Wireshark asks for them at each start, so they send no request.

@@ -5,7 +5,7 @@
 //!     └► mirror ───► workload; resource    make and delete Mirrors
 //!     └► status ───► resource; screen      Mirrors and ClusterMirrors with their status
 //!     └► explain ──► reports ─► packets    the words of the agent about a pod
-//!     └► coverage ─► reports; screen       what the taps have seen of what the NICs have carried
+//!     └► coverage ─► reports; screen       packets that taps saw and NICs carried
 //!     └► top ──────► reports; screen       what the NICs carry now
 //!     └► check ────► read; judge           whether podmirror can work here, or works
 //!     └► sysdump ──► check; reports        an archive for a bug report

@@ -1,4 +1,4 @@
-//! The API of packets: the URIs of requests. And for all APIs, the beginning of the answer to a request.
+//! The URIs of requests to the API of packets, and for any API the beginning of the answer to a request.
 
 use std::iter;
 

@@ -1,4 +1,4 @@
-//! A Mirror or ClusterMirror, by what they have in common. Pure.
+//! The common part of Mirrors and ClusterMirrors. Pure.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use mirror_api::{ClusterMirror, GROUP, Mirror, MirrorSpec, MirrorStatus};

@@ -1,5 +1,5 @@
-//! Output for people and for programs. [`Screen`] repeats it: on a terminal, each text is drawn over the one before, as
-//! far as it fits; otherwise those that have changed follow one another.
+//! Output for people and for programs. [`Screen`] repeats it. On a terminal, each text replaces the previous one,
+//! as far as it fits. Elsewhere, a text that has changed is printed after the previous one.
 
 use std::{
     ffi::OsStr,

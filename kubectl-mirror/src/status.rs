@@ -80,7 +80,7 @@ fn list(of_cluster: &[ClusterMirror], mirrors: &[Mirror]) -> serde_json::Result<
 /// The head of a column, whether it is shown, and the cell of an object.
 type Column = (&'static str, bool, fn(&Resource<'_>, Timestamp) -> Option<String>);
 
-/// The time that is left, or that its limits have ended it.
+/// The time until the mirror ends, or the condition `Ended` if its limits have ended it.
 fn expires(of: &Resource<'_>, now: Timestamp) -> Option<String> {
     let status = of.status?;
     if condition_of(status, ENDED).is_some_and(|of| of.status == "True") {

@@ -1,8 +1,9 @@
 //! `kubectl mirror sysdump`: an archive for a bug report.
 //!
-//! This module reads, with the rights of its user, and requests no packets and no Secrets. [`choice`] has the lists and
-//! the bounds, and [`redact`] removes the values that can be secret; both are pure. [`archive`] writes the file. What
-//! cannot be read or is left out has a line in the archive's `errors.txt`, and does not end the command.
+//! This module reads, with the rights of its user, and requests no packets and no Secrets. [`choice`] has the lists
+//! and the bounds, and [`redact`] removes the values that can be secret; both are pure. [`archive`] writes the
+//! file. The archive's `errors.txt` has a line for each thing that cannot be read or is left out; the command
+//! continues.
 
 mod archive;
 mod choice;

@@ -57,8 +57,8 @@ use crate::{report::metrics::apiserver::ApiserverMetrics, util::accept};
 
 /// Timeout for kube-apiserver, and for clients to authenticate.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// Maximum number of connections that are not yet known to be those of kube-apiserver, or of agents, which all dial at
-/// the same time after an outage. A new one evicts the oldest.
+/// Maximum number of connections before authentication: for kube-apiserver, and for agents, which all dial at the
+/// same time after an outage. A new connection evicts the oldest.
 const STRANGERS: usize = 64;
 const NEW_AGENTS: usize = 1024;
 /// Maximum number of headers. There is one for each group of a user.

@@ -1,8 +1,8 @@
 //! [`Report`]: the result of a round of the loop; and its readers, one in each module.
 //!
-//! The loop publishes a report at the end of each round, and after each reading of the NICs' counters. A reader uses
-//! the newest one, or compares it with the one before, and can read counters through `kernel::dataplane::readout`. No
-//! reader answers the loop or changes a mirror.
+//! The loop publishes a report at the end of each round, and after each reading of the NICs' counters. A reader
+//! uses the newest one, or compares it with the one before, and can read counters through
+//! `kernel::dataplane::readout`. No reader passes anything back to the loop or changes a mirror.
 
 pub mod admin;
 pub mod events;

@@ -1,7 +1,7 @@
 //! Parts that several rooms share: accept loops, pauses after failures, rate limits, places for requests, and logging a
 //! problem once.
 //!
-//! No other room is named here, and nothing is about pods or packets.
+//! This room names no other room, and knows neither pods nor packets.
 
 pub(crate) mod accept;
 pub(crate) mod backoff;

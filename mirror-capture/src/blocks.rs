@@ -1,9 +1,9 @@
 //! Parses the pcapng that an agent sends. Pure.
 //!
-//! It parses what [`pcapng`](crate::pcapng) writes, and no other files: one section, little endian, times in nanoseconds.
-//! Other blocks and options, which a newer agent could add, are ignored, except in a packet: its block becomes a part of
-//! a file. An agent is a program on another machine, so nothing in a block is trusted: an impossible length is an error,
-//! and [`MOST`] bounds the buffer.
+//! It parses what [`pcapng`](crate::pcapng) writes, and no other files: one section, little endian, times in
+//! nanoseconds. Other blocks and options, which a newer agent could add, are ignored. But another option of a
+//! packet is an error, because the block of a packet becomes a part of a file. An agent is a program on another
+//! machine, so nothing in a block is trusted: an impossible length is an error, and [`MOST`] bounds the buffer.
 
 use core::net::IpAddr;
 

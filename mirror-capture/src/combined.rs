@@ -1,7 +1,7 @@
 //! Combines the streams of several agents into one pcapng: its interfaces and their counters. Pure.
 //!
-//! Each interface of each stream is an interface of the file. The block of a packet changes only in the number of its
-//! interface. The counters of an interface are written at the end of the file, as last received.
+//! Each interface of each stream is an interface of the file. In the block of a packet, only the number of the
+//! interface changes. The counters of an interface are written at the end of the file, as last received.
 
 use std::collections::BTreeMap;
 

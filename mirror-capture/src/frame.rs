@@ -31,11 +31,12 @@
 //!
 //! # Segments
 //!
-//! The segments are those of the kernel's `tcp_gso_segment`, `__udp_gso_segment` (for `SKB_GSO_UDP_L4`),
-//! `inet_gso_segment` and `ipv6_gso_segment`: FIN and PSH on the last one only, CWR on the first one only, increasing
-//! IPv4 identifications, correct lengths and checksums. The hop-by-hop header with a jumbo option, which BIG TCP adds,
-//! is removed. The checksums of segments are always computed, because a super-frame's own is unfinished. So here a
-//! wrong checksum does not stay wrong. Only a UDP checksum of 0 is kept, because it means none.
+//! The segments are the same as from the kernel's `tcp_gso_segment`, `__udp_gso_segment` (for `SKB_GSO_UDP_L4`),
+//! `inet_gso_segment` and `ipv6_gso_segment`: FIN and PSH on the last one only, CWR on the first one only,
+//! increasing IPv4 identifications, correct lengths and checksums. The hop-by-hop header with a jumbo option, which
+//! BIG TCP adds, is removed. The checksums of segments are always computed, because a super-frame's own is
+//! unfinished. So a wrong checksum of a super-frame becomes correct. Only a UDP checksum of 0 is kept, because it
+//! means that there is no checksum.
 //!
 //! A capture length can cut a super-frame. All its segments are returned nevertheless, so that a reader sees no gap in
 //! the sequence numbers. A segment that was partly captured contains the captured part, and one that was not captured

@@ -1,4 +1,5 @@
-//! Captured packets as files have them. The agent and the kubectl plugin share this crate. Pure, without dependencies.
+//! Captured packets in the form of capture files. The agent and the kubectl plugin share this crate. Pure, without
+//! dependencies.
 //!
 //! ```text
 //! frame: frames as the kernel has them ─► frames as on the wire

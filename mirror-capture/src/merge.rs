@@ -1,10 +1,10 @@
 //! Merges the packets of several streams by timestamp. Pure: the caller provides the clock.
 //!
-//! The packets of one stream keep their order, which is that of the kernel's ring: the order of a flow. Among the
+//! The packets of one stream keep the order of the kernel's ring, and so the order within each flow. Among the
 //! streams, the packet with the earliest timestamp is first. A silent stream could still send an earlier packet, so
-//! packets wait for it, but only for a while: each one is released at the latest [`Bounds::hold`] after its arrival,
-//! and at once when all waiting packets have more than [`Bounds::bytes`]. So the output is ordered by time if each
-//! stream is, and if no packet arrives later than `hold` after it was copied.
+//! packets wait for it, but only for a while: each one is released at the latest [`Bounds::hold`] after its
+//! arrival, and at once when all waiting packets have more than [`Bounds::bytes`]. So the output is ordered by time
+//! if each stream is, and if no packet arrives later than `hold` after it was copied.
 
 use std::{
     collections::{BTreeMap, VecDeque},

@@ -89,7 +89,7 @@ pub const TARGET_CUTS: u32 = 4;
 /// [`stream`](crate::stream).
 pub const TARGET_STREAM: u32 = 8;
 
-/// Bit of [`Target::flags`]: packets from or to the collector are not copied to this target, nor are those of tunnels.
+/// Bit of [`Target::flags`]: packets from and to the collector, and packets of tunnels, are not copied there.
 pub const TARGET_GUARDED: u32 = 16;
 
 /// Bit of [`Target::flags`]: the device is a tunnel's. `deliver` encapsulates the copies as [`Target::tunnel`] says. So
@@ -285,10 +285,10 @@ pub struct Target {
     pub collector: [u8; 6],
     /// Zero.
     pub reserved: [u8; 2],
-    /// With a collector, ifindex of the bridge that the device is a port of; 0: there is none. A packet that leaves a
-    /// pod on this bridge ([`Tap::bridge`]) for the collector's MAC address reaches the collector. One that leaves a
-    /// pod elsewhere does not reach it by this bridge: a pod could use this address for packets to others, to hide them
-    /// from the mirrors.
+    /// With a collector, ifindex of the bridge that the device is a port of; 0: there is none. A packet from a pod
+    /// on this bridge ([`Tap::bridge`]) to the collector's MAC address reaches the collector, so it is not copied.
+    /// A packet from a pod elsewhere does not, so it is copied: a pod could use this address to hide packets from
+    /// the mirrors.
     pub bridge: u32,
     /// With [`TARGET_WHEN_READ`], ifindex of the other end of a veth pair, where copies arrive; 0: there is none. The
     /// programs do not read it.

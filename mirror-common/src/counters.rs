@@ -23,8 +23,8 @@ impl SessionCounters {
         self.counters[direction as usize][misfit as usize]
     }
 
-    /// Notes the length of a copy: `kept` of the `len` bytes of its packet, if at most `wanted` were requested. Returns
-    /// the bytes that the copy lacks, by which the counter of [`Verdict::Copied`] must be less than the packet.
+    /// Notes the length of a copy that has `kept` of the `len` bytes of its packet; the session requests at most
+    /// `wanted`. Returns the number of bytes that the copy lacks. [`Verdict::Copied`] must not count these bytes.
     #[inline(always)]
     pub const fn note_copy(&mut self, direction: u32, len: u32, wanted: u32, kept: u32) -> u32 {
         let direction = direction as usize & (Direction::COUNT - 1);

@@ -297,15 +297,15 @@ const ENETDOWN: i64 = 100;
 ///   is left of the copy for a device without link-layer headers (`ERANGE`).
 /// * Positive: `NET_XMIT_*`. These codes must never reach the verdict of the program: `NET_XMIT_CN` and `TC_ACT_SHOT`
 ///   are the same number.
-/// * A device with a queue: 0 says that the queue has taken the copy, or passed it to the driver. The further way of
-///   the copy, or of the segments that the kernel makes of it behind the queue, is not known. `NET_XMIT_DROP`: the
-///   queue is full (pfifo). `NET_XMIT_CN`: the queue has dropped a packet of this flow (fq_codel, CAKE, RED); or the
-///   device is down, and `noop_qdisc`, which drops all packets, has replaced the queue.
-/// * A device without a queue ([`TARGET_QUEUELESS`]): the answer is the driver's. 0 says that the driver was called and
-///   has taken the copy or dropped it in silence. `NET_XMIT_DROP` says that it did not take the copy (a veth whose
-///   peer's MTU is less). Where the kernel makes segments of the copy, because the device is without offloads, the
-///   answer is that of the last segment. Only `noop_qdisc` answers `NET_XMIT_CN`. The same is true of a device with a
-///   queue that never gives this answer, such as pfifo: the agent may set the flag for such a device.
+/// * A device with a queue: 0 says that the queue has taken the copy, or passed it to the driver. What happens to
+///   the copy after the queue, or to the segments that the kernel makes of it there, is not known. `NET_XMIT_DROP`:
+///   the queue is full (pfifo). `NET_XMIT_CN`: the queue has dropped a packet of this flow (fq_codel, CAKE, RED);
+///   or the device is down, and `noop_qdisc`, which drops all packets, has replaced the queue.
+/// * A device without a queue ([`TARGET_QUEUELESS`]): the answer is the driver's. 0 says that the driver was called
+///   and has taken the copy or dropped it in silence. `NET_XMIT_DROP` says that it did not take the copy (a veth
+///   whose peer's MTU is less). Where the kernel segments the copy, because the device has no offloads, the answer
+///   is for the last segment. Only `noop_qdisc` answers `NET_XMIT_CN`. The same is true of a device with a queue
+///   that never gives this answer, such as pfifo: the agent may set the flag for such a device.
 #[inline(always)]
 pub const fn outcome(cloned: Cloned, target_flags: u32) -> Result<(), Verdict> {
     let Cloned { code, is_uncut, .. } = cloned;

@@ -1,5 +1,5 @@
-//! Identity of a packet: constant while the packet crosses a node, and changed by a translation (NAT, a Service), which
-//! makes it another packet.
+//! The identity of a packet. It stays the same while the packet crosses a node, unless a translation (NAT, a
+//! Service) makes it another packet.
 //!
 //! Pure. A mark in `skb->tc_index` says that a packet was copied (`marks`). It is valid only while the packet keeps its
 //! identity, so the hook that copies a packet notes the identity in a table shared by all CPUs, and the next tap
@@ -7,8 +7,8 @@
 
 /// Bits of an identity that select the entry of the table.
 const SLOT_BITS: u32 = 14;
-/// Entries of the table. Two flows that share an entry are copied twice only if another CPU notes the one between the
-/// two taps of the other.
+/// Entries of the table. If two flows share an entry, a packet of one flow is copied twice only if another CPU
+/// notes a packet of the other flow while the first packet is between its two taps.
 pub const SLOTS: u32 = 1 << SLOT_BITS;
 /// Bits of [`Noted`] for the place and for the time. The remaining bits of the identity are above them.
 const PLACE_BITS: u32 = 22;
@@ -143,8 +143,8 @@ pub const fn note(identity: u32, place: u32, unit: u32) -> u64 {
     ((identity >> SLOT_BITS) as u64) << (PLACE_BITS + TIME_BITS) | (place as u64) << TIME_BITS | unit as u64
 }
 
-/// Whether the copy in `noted` stands for a packet with this identity at this place, now. A copy made at this very hook
-/// was of an earlier packet, because no packet passes a hook twice unchanged.
+/// Whether the copy in `noted` counts as a copy of a packet with this identity, which is at this place now. A copy
+/// from the same place does not: it was of an earlier packet, because no packet passes a hook twice unchanged.
 #[inline(always)]
 pub const fn stands_for(noted: u64, identity: u32, place: u32, unit: u32) -> bool {
     let here = note(identity, place, unit);

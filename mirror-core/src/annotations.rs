@@ -1,4 +1,5 @@
-//! The annotations that configure mirrors. Constants only: `pods` keeps these annotations, `select` reads them.
+//! The annotations that configure mirrors. Constants only: a pod source keeps these annotations, and `select` reads
+//! them.
 
 /// The prefix of podmirror's annotations.
 pub const PREFIX: &str = "podmirror.io/";

@@ -13,16 +13,17 @@
 //! * **Around the node side.** Both ends of a veth count the same packets, but `bpf_redirect_peer` increments only the
 //!   NIC's counter. So one packet that only the NIC counted is a proof.
 //! * **Share.** A super-frame is one packet at one place and many at another (GRO, segmentation), and between two
-//!   places packets are dropped or queued. So the share of the packets that were seen is not exact. But these effects
-//!   never bring both the packets and the bytes below a half.
+//!   places packets are dropped or queued. So the share of the packets that were seen is not exact. But these
+//!   effects never bring the share of packets and the share of bytes both below a half.
 //! * **Gap.** A packet in the counters of a macvlan or an ipvlan is one packet at the hook. So a gap between the two
 //!   numbers that grows again and again is a bypass, even a small one. `gap` explains why queues and drops do not cause
 //!   such a gap.
 //! * **Nearly all** was seen if it is 7/8 of the bytes *and* of the packets. If super-frames can make the numbers of
 //!   packets differ ([`Kind`]), the tolerance for packets is the number of segments in the bytes that were seen.
 //!
-//! A reading takes time, and packets pass meanwhile. So the other counters are read both before and after the NIC's. Of
-//! each pair the judge uses the value with which more packets were seen, so a flood raises no alarm.
+//! Packets pass while the counters are read. So the counters of the session and of the node side are read twice,
+//! before and after the NIC's. Of each pair the judge uses the value that favours coverage, so a flood raises no
+//! alarm.
 //!
 //! Packets that the tap misses on the node side of a veth can be seen at the NIC: [`Route`] decides on which side the
 //! tap is.

@@ -1,7 +1,7 @@
 //! [`shares`]: max-min fair shares of a limited amount. Pure.
 
-/// Divides `room` by what each claimant wants (max-min). Nobody gets more than it wants. Who gets less than it wants
-/// gets no less than any other, except for an indivisible remainder.
+/// Divides `room` among the claimants (max-min fairness). No claimant gets more than it wants. A claimant that gets
+/// less than it wants gets at least as much as any other, except for an indivisible remainder.
 pub fn shares(wants: &[usize], mut room: usize) -> Vec<usize> {
     let mut by_want: Vec<_> = wants.iter().copied().enumerate().collect();
     by_want.sort_by_key(|(_, wants)| *wants);

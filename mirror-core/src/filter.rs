@@ -1,5 +1,5 @@
-//! The filters of mirrors: [`pcap_filter`] compiles an expression to a program that people can read and the host
-//! evaluates, and [`ebpf`] translates that for the kernel.
+//! The filters of mirrors: [`pcap_filter`] compiles an expression to classic BPF, which people can read and the
+//! host can evaluate. [`ebpf`] translates classic BPF for the kernel.
 
 pub mod ebpf;
 #[cfg(test)]

@@ -85,10 +85,10 @@ impl MirrorIface {
 
     /// The changes that are needed now.
     ///
-    /// Only when the agent starts is an existing device set up and given the MTU that the user configured. If a user
-    /// sets it down later, it stays down. Unwanted offloads are switched off whenever they are on, because they would
-    /// change the documented form of the copies. If offloads are off, a device of the agent gets podmirror's queue, so
-    /// that copies keep their order.
+    /// The agent brings an existing device up, and sets the MTU that the user configured, only when the agent
+    /// starts. If a user sets the device down later, it stays down. Unwanted offloads are switched off whenever
+    /// they are on, because they would change the documented form of the copies. If offloads are off, a device of
+    /// the agent gets podmirror's queue, so that copies keep their order.
     pub fn changes(&mut self, links: &LinkSnapshot) -> Vec<LinkChange> {
         let named = links.by_name(&self.name);
         let half_made = named.filter(|link| is_half_made(link));

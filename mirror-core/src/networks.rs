@@ -1,8 +1,8 @@
 //! [`Networks`]: the network of each NIC of a pod, from an annotation of the pod.
 //!
-//! Pure. A pod source parses the JSON of the annotation and passes its entries; this module validates them, and keeps a
-//! bounded number. `select` uses the result: names of networks are displayed, and Kube-OVN's annotations of attachments
-//! refer to networks. No other decision uses them, because the author of a pod can write the annotation.
+//! Pure. A pod source parses the JSON of the annotation and passes its entries; this module validates them, and
+//! keeps a bounded number. `select` uses the networks for display, and to find the NICs of the attachments in
+//! Kube-OVN's annotations. No other decision uses them, because the author of a pod can write the annotation.
 
 use std::collections::BTreeMap;
 

@@ -205,8 +205,8 @@ fn add(device: Device, wanted: &Tap, actual: &Actual, beside: bool, ops: &mut Ve
 
 /// The failed ops of a plan, and the ops that must not be tried after them.
 ///
-/// A failed op stops no op that is safe without it: removals are always tried, and so are all ops of other devices. If
-/// a second stage fails, only the sessions that need it for cutting are stopped.
+/// A failed op does not stop ops that are safe without it: removals are always tried, and so are all ops of other
+/// devices. If a second stage fails, only the sessions that need it for cutting are stopped.
 #[derive(Debug, Clone)]
 pub struct Failures {
     devices: BTreeSet<Device>,

@@ -1,9 +1,9 @@
 //! Tunnels: targets whose copies leave the node inside packets of another protocol.
 //!
-//! Pure. [`Tunnel`] is the administrator's configuration (`text` parses it), [`changes`] creates the device (`device`
-//! selects which), and [`target`] returns whether copies can be sent now. All tunnels of a kind and port share one
-//! device, because in this mode the kernel lets only one device of a kind listen at a port. `deliver` sets the
-//! destination of each copy.
+//! Pure. [`Tunnel`] is the administrator's configuration (`text` parses it), [`changes`] creates the device
+//! (`device` selects which), and [`target`] returns whether copies can be sent now. All tunnels of a kind and port
+//! share one device in external mode (collect metadata), because the kernel lets only one such device listen at a
+//! port. `deliver` sets the destination of each copy.
 
 mod device;
 mod text;

@@ -51,7 +51,7 @@ pub(super) enum Llc {
     Control { mask: u32, bits: u32 },
 }
 
-/// The qualifiers of an id. An id without its own qualifiers uses those of the previous id.
+/// The qualifiers of an id. An id without qualifiers takes the qualifiers of the previous id.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Qualifiers {
     pub(super) protocol: Option<Protocol>,

@@ -1,9 +1,9 @@
 //! Classic BPF: lays out a graph of tests as the instructions that libpcap generates, and evaluates them.
 //!
-//! Classic BPF has an accumulator, an index register, 16 words of memory, and forward jumps. It can express the whole
-//! language, on any byte of a frame. A program has three consumers: [`Program::matches`], [`Program::explain`] for
-//! people, and translators of a user of this crate. All three use [`Operation`]s, so that the meaning of an instruction
-//! code is defined in one place.
+//! Classic BPF has an accumulator, an index register, 16 words of memory, and forward jumps. It can express the
+//! whole language, on any byte of a frame. A program has three consumers: [`Program::matches`],
+//! [`Program::explain`] for people, and translators in the crates that use this one. All three use [`Operation`]s,
+//! so that the meaning of an instruction code is defined in one place.
 //!
 //! A program sees the frame as on the wire: a VLAN tag is in its bytes, not in metadata. Extensions of a kernel are not
 //! used.
@@ -46,7 +46,7 @@ impl Program {
         &self.instructions
     }
 
-    /// Whether a frame matches. `frame`: its first bytes, as many as were captured. `len`: its length on the wire.
+    /// Whether a frame matches. `frame`: its captured bytes, from its beginning. `len`: its length on the wire.
     pub fn matches(&self, frame: &[u8], len: u32) -> bool {
         evaluate::evaluate(&self.instructions, frame, len) != 0
     }

@@ -1,8 +1,8 @@
-//! Generates the tests of each primitive: those of libpcap's code generator, in its order.
+//! Generates the tests of each primitive: the same tests as libpcap's code generator, in the same order.
 //!
-//! The order matters if a frame is truncated: the first load beyond its end rejects the frame. libpcap's optimiser does
-//! not preserve the order (it removes and moves loads), but podmirror's does. So on truncated frames the answers are
-//! those of unoptimised libpcap, and on whole frames those of libpcap in any form.
+//! The order matters if a frame is truncated: the first load beyond its end rejects the frame. libpcap's optimiser
+//! does not preserve the order (it removes and moves loads), but podmirror's does. So podmirror answers like
+//! unoptimised libpcap on truncated frames. On whole frames it answers like libpcap, optimised or not.
 
 mod addresses;
 mod encapsulations;

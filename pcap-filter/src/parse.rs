@@ -1,9 +1,9 @@
 //! The grammar of the filter language: parses tokens to a tree.
 //!
-//! As in libpcap's grammar, `and` and `or` have the same precedence and associate to the left. An id without qualifiers
-//! after one of them has the qualifiers of the id before (`tcp port 80 or 443`), also across a group in brackets. A
-//! group can contain ids, an expression or arithmetic. The three are tried in turn, and the error of the attempt that
-//! advanced farthest is reported.
+//! As in libpcap's grammar, `and` and `or` have the same precedence and associate to the left. After `and` or `or`,
+//! an id without qualifiers takes the qualifiers of the previous id (`tcp port 80 or 443`), also across a group in
+//! parentheses. A group can contain ids, an expression or arithmetic. The three are tried in turn, and the error of
+//! the attempt that advanced farthest is reported.
 
 mod arithmetic;
 mod cursor;

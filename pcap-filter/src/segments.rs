@@ -1,5 +1,5 @@
-//! Detects expressions that can give a different result for a super-frame than for its segments. [`filter`](super)
-//! calls it.
+//! Detects expressions that can give a different result for a super-frame than for its segments.
+//! [`differs_on_segments`](super::differs_on_segments) calls this module.
 //!
 //! The segments of a super-frame have the same addresses, protocols and ports. A tap sees the super-frame, but a file
 //! contains the segments.

@@ -1,8 +1,8 @@
 //! [`findings`]: evaluates the facts about a cluster. Pure.
 //!
-//! This module has the checks before an installation: the server, the nodes, the network and the CRDs; [`rights`] has
-//! those of the user's rights, and [`installed`] those of an installed podmirror. `check` reads the facts and prints
-//! the findings.
+//! This module checks a cluster before an installation: the server, the nodes, the network and the CRDs. [`rights`]
+//! checks the user's rights, and [`installed`] an installed podmirror. `check` reads the facts and prints the
+//! findings.
 
 mod installed;
 mod rights;

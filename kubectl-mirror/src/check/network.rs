@@ -1,6 +1,6 @@
 //! Detects the CNI of a cluster from the names of DaemonSets, and describes its coverage. Pure.
 //!
-//! The sentences are those of the table in docs/support.md.
+//! The sentences must agree with the table in docs/support.md.
 
 use k8s_openapi::api::apps::v1::DaemonSet;
 use kube::ResourceExt as _;

@@ -53,7 +53,7 @@ use crate::capture::readers::{PATH, PING, PING_TIMEOUT, PROTOCOL, Refused, WINDO
 const PATIENCE: Duration = Duration::from_secs(10);
 /// Maximum length of the head of a request in bytes: the minimum that hyper allows.
 const MOST_HEAD: usize = 8192;
-/// The window of a connection in bytes: those of all requests that an agent serves.
+/// The window of a connection in bytes: the sum of the windows of all requests that an agent serves.
 const ALL_WINDOWS: u32 = 8 * WINDOW;
 /// Maximum length of the reports of a node in bytes, maximum number of nodes whose reports are received at a time, and
 /// timeout for that.
@@ -248,7 +248,7 @@ impl Agent {
     ///
     /// # Errors
     ///
-    /// The agent's refusal, or there is no answer.
+    /// The agent refuses the request, or does not answer.
     pub async fn read(&self, of: &ReadRequest) -> Result<Reading, Refusal> {
         within(PATIENCE, self.ask("/v1/packets", of)).await
     }

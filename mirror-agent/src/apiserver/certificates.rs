@@ -11,8 +11,9 @@
 //!
 //! * A write to caBundle follows a read of the Secret that is newer than the last such write, or it fails. So no late
 //!   write brings an older CA back.
-//! * A CA signs only after it has been read in caBundle. It leaves caBundle when it has ended, or with the next CA but
-//!   one, two thirds of a CA's life after the next one. By then, all certificates that it has signed have ended.
+//! * A CA signs only after it has been read in caBundle. A CA leaves caBundle when it has expired, or when the CA
+//!   that replaced it is replaced itself, two thirds of a CA's lifetime later. By then, all certificates that the
+//!   CA has signed have expired.
 //!
 //! To revoke the CA, empty the Secret: the replicas make a new one, and use no other after their next steps.
 

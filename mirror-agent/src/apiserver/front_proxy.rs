@@ -1,8 +1,8 @@
 //! [`FrontProxy`]: kube-apiserver as the only client, and the users for whom it sends requests.
 //!
-//! kube-apiserver authenticates a user and passes on the name in a header, which anyone could write. So it counts only
-//! with the client certificate of kube-apiserver. A ConfigMap of each cluster has the issuer and the names of that
-//! certificate, and the names of the headers.
+//! kube-apiserver authenticates a user and passes the name on in a header. Anyone could send such a header, so the
+//! server accepts it only from a client with the certificate of kube-apiserver. A ConfigMap of each cluster has the
+//! issuer and the names of that certificate, and the names of the headers.
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 

@@ -109,7 +109,7 @@ pub(super) struct Status {
 
 /// An event of the watch of pods, or else of Services.
 pub(super) type Seen = (bool, Event<Object>);
-/// The events of both watches. With an error comes whether it is that of pods; after it, the watch tries again.
+/// The events of both watches. An error says whether it is from the watch of pods; that watch then tries again.
 pub(super) type Watch = Pin<Box<dyn Stream<Item = Result<Seen, (bool, watcher::Error)>> + Send>>;
 
 /// Watches the pods and Services of a namespace, or of all.

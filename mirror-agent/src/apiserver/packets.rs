@@ -5,9 +5,9 @@
 //! agents ───────────┴─► join: a task for each node ─► blocks ─► Stream (pure) ─► body of the answer
 //! ```
 //!
-//! This module is the loop around [`stream`]. While the client does not read, or while its rate is used up, the loop
-//! takes no blocks. Then the windows of the agents' streams fill up, the pipes and the rings of the nodes, and the taps
-//! count what is lost. Nothing is lost here.
+//! This module is the loop around [`stream`]. While the client does not read, or while its rate is used up, the
+//! loop takes no blocks. Then the windows of the agents' streams fill up, then the pipes, then the rings of the
+//! nodes, and the taps count the lost packets. Nothing is lost here.
 
 mod end;
 mod stream;

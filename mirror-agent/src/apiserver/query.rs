@@ -1,9 +1,10 @@
 //! Reads the URIs of requests, strictly. Pure.
 //!
-//! kube-apiserver authorises what it reads in a URI itself, and sends the URI on. If this module read something else in
-//! it, packets would be served that nobody has authorised. So it takes the spellings that both read alike and refuses
-//! all others, and a [`Scope`] is what is served as well as what the server has kube-apiserver authorise once more. The
-//! tests compare with a model of kube-apiserver's `requestinfo.go`, for any URI.
+//! kube-apiserver parses a URI, authorises the access that it finds there, and passes the URI on. If this module
+//! parsed the URI differently, the server could serve packets that nobody has authorised. So this module accepts
+//! only spellings that both parse alike. It returns a [`Scope`]: kube-apiserver authorises this access once more,
+//! and the server serves exactly this access. The tests compare with a model of kube-apiserver's `requestinfo.go`,
+//! for any URI.
 
 use std::{borrow::Cow, collections::BTreeMap, time::Duration};
 

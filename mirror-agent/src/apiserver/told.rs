@@ -1,5 +1,6 @@
-//! [`Told`]: who learns of a request for packets. The log has a line for its begin, for each pod and for its end, with
-//! the ID of the request in the audit log of kube-apiserver. With `pod_events`, each pod gets an Event.
+//! [`Told`]: the log lines and Events about a request for packets. The log has a line for its start, for each pod
+//! and for its end, with the ID of the request in the audit log of kube-apiserver. With `pod_events`, each pod gets
+//! an Event.
 
 use std::time::{Duration, Instant};
 

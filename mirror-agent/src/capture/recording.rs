@@ -14,9 +14,9 @@
 //! Packets keep the order of the ring, although timestamps of different CPUs can be slightly out of order. The order
 //! within a flow is that of the ring, and sorting by time could break it.
 //!
-//! The memory of a recorder is bounded: by [`Kept`], by some MiB of interface descriptions, and by the blocks that are
-//! not written yet. These are 64 KiB, and what comes at a time: the segments of a record, a note or a block of the past,
-//! the descriptions of new interfaces, or the counters of all interfaces.
+//! The memory of a recorder is bounded: by [`Kept`], by some MiB of interface descriptions, and by the blocks that
+//! are not written yet. The unwritten blocks have at most 64 KiB plus the blocks of one call: the segments of a
+//! record, a note or a block of the past, the descriptions of new interfaces, or the counters of all interfaces.
 
 use std::{fmt, fs::File, io, os::fd::BorrowedFd, path::PathBuf, time::Duration};
 
@@ -418,7 +418,7 @@ impl Recorder {
     }
 }
 
-/// The direction as seen from the interface. That of a record is seen from the pod, which owns the interface.
+/// The direction as seen from the interface. In a record, it is as seen from the pod, which owns the interface.
 fn direction(direction: u16) -> Option<Direction> {
     const INGRESS: u32 = verdict::Direction::Ingress as u32;
     const EGRESS: u32 = verdict::Direction::Egress as u32;

@@ -1,4 +1,4 @@
-//! The flags: what was typed, and nothing that needs more than its own words to be checked.
+//! The flags, as typed. A flag is checked here only if the command line alone is enough for the check.
 
 mod apiserver;
 mod boolean;

@@ -1,6 +1,7 @@
 //! The last step of a round: carries out the ops of a plan, device by device.
 //!
-//! `plan` decides which ops may be tried after others have failed, and `held` how long a failed device waits.
+//! `plan` decides which ops may be tried after others have failed, and `device_backoff` how long a failed device
+//! waits.
 
 use std::{collections::BTreeSet, time::Duration};
 
@@ -118,7 +119,7 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
     }
 }
 
-/// Whether an op adds a tap to a device that had none, or that of another owner.
+/// Whether an op adds a tap to a device that had none, or had the tap of another owner.
 fn is_new_tap(op: &Op, actual: &Actual) -> bool {
     let Op::PutTap(device, head) = op else { return false };
     let installed = actual.taps.get(device).and_then(|installed| installed.tap.as_ref());

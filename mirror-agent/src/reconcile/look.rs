@@ -1,6 +1,7 @@
 //! The look of a round: the installed state, the devices, and the taps that are possible with them.
 //!
-//! Only the devices that mirroring needs change here. Then the loop looks again, because what it saw is old.
+//! This step changes only the devices that mirroring needs. After a change the loop looks again, because the first
+//! view is out of date.
 
 use std::{
     collections::{BTreeMap, BTreeSet},

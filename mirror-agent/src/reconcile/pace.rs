@@ -1,8 +1,8 @@
 //! The earliest time of the next round. Pure; the loop calls it.
 //!
 //! Each change of a device is an event, and a process in a pod can set a NIC down and up forever. So a round is
-//! followed by a pause in proportion to its CPU time. The unused share of a quiet time can be used at once, so a single
-//! event never waits, and neither do the events of a start.
+//! followed by a pause in proportion to its CPU time. After a quiet time, the loop can use its unused share at
+//! once. So neither a single event nor the events at the agent's start wait.
 
 use std::time::Duration;
 

@@ -1,11 +1,11 @@
 //! The node's `MirrorNode`: the state of the Mirrors, ClusterMirrors and MirrorTargets on this node.
 //!
-//! This module reads the loop's reports and the counters, and changes nothing on the node. The loop does not wait for
-//! it. A change is written at once on a quiet node, and after at most [`PACE`] on any other; changes of counters only,
-//! once in [`COUNTS_PACE`]: so a cluster of 5000 nodes with busy mirrors writes 83 objects a second. An unchanged
-//! report on a Mirror or MirrorTarget is written again once in [`REPEAT`], so that the controller can distinguish it
-//! from the report of a node without an agent. The object is deleted with its Node, and written again if the Node is
-//! created again.
+//! This module reads the loop's reports and the counters, and changes nothing on the node. The loop does not wait
+//! for it. A change is written at once on a quiet node, and after at most [`PACE`] on any other. If only counters
+//! have changed, the object is written once in [`COUNTS_PACE`]: a cluster of 5000 nodes with busy mirrors writes 83
+//! objects a second. An unchanged report on a Mirror or MirrorTarget is written again once in [`REPEAT`], so that
+//! the controller can distinguish it from the report of a node without an agent. The object is deleted with its
+//! Node, and written again if the Node is created again.
 
 mod summary;
 

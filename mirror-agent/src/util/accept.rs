@@ -1,4 +1,4 @@
-//! Accept loops for the sockets of the agent. Nothing that a client does ends them, nor a failure to accept.
+//! Accept loops for the sockets of the agent. Neither a client nor a failure to accept can end a loop.
 
 use std::{
     collections::VecDeque,

@@ -1,5 +1,5 @@
-//! Places for requests. A request is counted for each of several things, as its user and its namespace, and each has a
-//! maximum.
+//! Places for requests. A request takes a place of several owners, such as its user and its namespace. Each owner
+//! has a maximum.
 
 use std::{
     collections::BTreeMap,

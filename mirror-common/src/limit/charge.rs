@@ -22,8 +22,8 @@ use crate::verdict::Verdict;
 pub trait Meters {
     /// The limits at an index.
     fn limits(&self, index: u32) -> Option<&Limits>;
-    /// Passes the meter at an index to `change`, and that of a pod's share with its limits. No other CPU uses the meters
-    /// meanwhile.
+    /// Passes the meter at an index to `change`, together with the limits and the meter of a pod's `share`, if
+    /// given. No other CPU uses the meters meanwhile.
     fn meter<R>(
         &self,
         index: u32,
@@ -94,7 +94,8 @@ impl Paid {
     }
 }
 
-/// Runs a block for each level, except for a pod's share: its meter changes together with that of the pod's ceiling.
+/// Runs a block for each level except a pod's share, whose meter changes together with the meter of the pod's
+/// ceiling.
 ///
 /// Not a loop: Linux 6.18 verifies that in more than a million instructions. Not a function: the closures in it would
 /// become functions, and Linux 5.10 does not allow a program to call a function while it holds a lock.

@@ -24,8 +24,8 @@ impl Level {
     pub const ALL: [Self; 6] =
         [Self::Session, Self::Target, Self::Pod, Self::Share, Self::Namespace, Self::Node];
 
-    /// Returns the index of limits in `LIMITS`, by their place within the level: for a session that of its settings, for
-    /// a target that in `TARGETS`. Other levels have one element, at 0, for all of their owners.
+    /// Returns the index of limits in `LIMITS`. `place` is their place within the level: for a session the place of
+    /// its settings, for a target its index in `TARGETS`. The other levels have one element, at 0, for all owners.
     #[inline(always)]
     pub const fn limits(self, place: u32) -> u32 {
         const PODS: u32 = SETTINGS_PLACES + TARGET_PLACES;

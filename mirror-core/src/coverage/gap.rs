@@ -1,10 +1,10 @@
 //! [`Gap`]: detects a bypass of a small part of the packets, at a NIC that counts packets as the hook does.
 //!
-//! If each packet of the NIC is one packet at the hook, the number of packets that the NIC carried and the tap did not
-//! see is exact. But the two counters are at different places. A queue after the hook holds packets that were seen and
-//! not yet carried; a queue before it holds packets that were carried and not yet seen. Queues drain, and packets that
-//! a queue drops were seen and are never carried. So queues and drops do not raise the gap above its earlier maximum,
-//! or it falls back. A bypass raises it at each check. [`Judge`](super::Judge) calls this module.
+//! If each packet of the NIC is one packet at the hook, the number of packets that the NIC carried and the tap did
+//! not see is exact. But the two counters are at different places. A queue after the hook holds packets that were
+//! seen and not yet carried; a queue before it holds packets that were carried and not yet seen. Queues drain, so
+//! the gap falls again. Packets that a queue drops after the hook lower the gap, because they were seen and are
+//! never carried. Only a bypass raises it at check after check. [`Judge`](super::Judge) calls this module.
 
 use std::collections::VecDeque;
 
@@ -16,8 +16,8 @@ pub(super) const STEP: u64 = 64;
 pub(super) const PART: u64 = 64;
 /// The number of consecutive checks at which the gap must have risen.
 pub(super) const LOOKS: usize = 5;
-/// The number of checks that are kept: longer than any queue holds packets. Older ones are forgotten, because dropped
-/// packets would hide the same number of packets that bypass the hook.
+/// The number of checks that are kept. They cover more time than a packet spends in any queue. Older checks are
+/// forgotten, because each dropped packet would hide one packet that bypasses the hook.
 const REMEMBERED: usize = 32;
 
 /// The packets that a NIC carried and its tap did not see.

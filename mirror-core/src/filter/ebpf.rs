@@ -18,8 +18,7 @@
 //! to the helper form at any load. Only reachable instructions of each form are written, because the verifier rejects
 //! others.
 //!
-//! There is one difference from Linux's own classic BPF, and it is the same as libpcap's: a shift by more than 31 bits
-//! gives 0.
+//! There is one difference from Linux's own classic BPF: a shift by more than 31 bits gives 0, as in libpcap.
 //!
 //! This module does not call the kernel: the dataplane loads the programs. They run on Linux 5.10 and newer.
 

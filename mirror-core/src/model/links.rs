@@ -178,9 +178,9 @@ impl LinkSnapshot {
 /// Alias (`IFLA_IFALIAS`) of the devices that podmirror creates. The agent deletes only devices with this alias, and
 /// those that it has not completed.
 pub const ALIAS: &str = "podmirror";
-/// Lowest index of the devices that podmirror creates on the node. It is so high that no device inside a pod has the
-/// same index. Otherwise a tapped device that is moved into a pod together with its programs, while no agent runs, could
-/// clone to a device of the pod.
+/// Lowest index of the devices that podmirror creates on the node. No device inside a pod has such a high index.
+/// With a lower one, if a tapped device is moved into a pod while no agent runs, its programs could clone packets
+/// to a device of the pod.
 pub const FIRST_IFINDEX: IfIndex = IfIndex(0x706d_0001);
 
 /// A change of a mirror interface, a tunnel device or a relay device, decided by [`mirror_iface`](crate::mirror_iface),

@@ -1,14 +1,15 @@
 //! Chooses the sessions that fit into the kernel's tables. Sessions that do not fit, or whose filter the kernel
 //! rejects, are left out.
 //!
-//! Enforced mirrors come before all others, captures of root after all mirrors, and readers of the API last, whatever is
-//! installed. Within each of these ranks the namespaces take turns: the next slot goes to the namespace whose share is the smallest with it, where a
-//! namespace's share is the largest of its shares of any table. So a namespace with many pods takes no room from
-//! another one's share (max-min). A namespace spends its share first on installed sessions that are wanted unchanged,
-//! then on changed ones, then on new ones; each in the order of the devices and, on a device, of the origins and names
-//! of the mirrors. So an installed session loses its slot only if its namespace has more than its share and another
-//! namespace needs the room. If several tables are full, the shares depend on that order, so the allocation is repeated
-//! until it confirms itself. `plan` calls this module.
+//! The ranks are: enforced mirrors, other mirrors, captures of root, readers of the API. Installed sessions do not
+//! change this order. Within a rank the namespaces take turns: the next slot goes to the namespace that has the
+//! smallest share after it gets the slot. The share of a namespace is its largest share of any table. So a
+//! namespace with many pods takes no room from the share of another one (max-min fairness). A namespace spends its
+//! share first on installed sessions that are wanted unchanged, then on changed ones, then on new ones. Each of
+//! these groups is in the order of the devices, and on a device in the order of the origins and names of the
+//! mirrors. So an installed session loses its slot only if its namespace has more than its share and another
+//! namespace needs the room. If several tables are full, the shares depend on that order, so the allocation is
+//! repeated until its result no longer changes. `plan` calls this module.
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
@@ -35,7 +36,8 @@ const RANKS: [RangeInclusive<Origin>; 4] = [
     Origin::Reader..=Origin::Reader,
 ];
 
-/// Most times that [`fit`] repeats the allocation: a bound for its time, whatever tenants ask for.
+/// Maximum number of times that [`fit`] repeats the allocation. It bounds the time that tenants can make `fit`
+/// take.
 const MOST_REPEATS: usize = 8;
 
 /// Returns the taps with the sessions that fit, and the sessions that do not.
@@ -162,8 +164,8 @@ type Namespace<'a> = Option<&'a str>;
 struct Turns<'a> {
     /// The candidates of each namespace, and the resources that the namespace has used.
     of: BTreeMap<Namespace<'a>, (Taken<'a>, VecDeque<Candidate<'a>>)>,
-    /// The namespaces with candidates, by their share with the next one. A turn changes the share of its own namespace
-    /// only. Between equal shares an installed session wins.
+    /// The namespaces with candidates, by the share that each has if it gets its next candidate. A turn changes
+    /// only the share of the namespace that takes it. Between equal shares an installed session wins.
     queue: BTreeSet<(usize, Pass, Namespace<'a>)>,
 }
 
@@ -189,7 +191,7 @@ impl<'a> Turns<'a> {
         }
     }
 
-    /// The next candidate: that of the namespace whose share is the smallest with it.
+    /// The next candidate, of the namespace that has the smallest share after it gets the candidate.
     fn next(&mut self) -> Option<(Namespace<'a>, Candidate<'a>)> {
         let (.., namespace) = self.queue.pop_first()?;
         let candidate = self.of.get_mut(&namespace)?.1.pop_front()?;
@@ -203,8 +205,9 @@ impl<'a> Turns<'a> {
     }
 }
 
-/// The resources that a namespace uses, or all of them. A shared filter counts for each namespace that uses it. Otherwise
-/// the first namespace would pay for all, and which one is first can change from round to round.
+/// The resources that one namespace uses, or all namespaces together. A shared filter counts for each namespace
+/// that uses it. Otherwise the first namespace would pay for all of them, and another one can be the first in the
+/// next round.
 #[derive(Default)]
 struct Taken<'a> {
     /// The amount of each table: taps, sessions, filters, instructions of filters.
@@ -247,7 +250,7 @@ impl<'a> Taken<'a> {
     }
 }
 
-/// The largest share of any table that these amounts are, in millionths.
+/// The largest of the shares that these amounts take of their tables, in millionths.
 fn share(of: [usize; 4], capacity: &Capacity) -> usize {
     let Capacity { taps, sessions, filters, instructions } = *capacity;
     let shares = of.into_iter().zip([taps, sessions, filters, instructions]);

@@ -1,10 +1,10 @@
 //! Allocates the tunnel keys of the sessions.
 //!
-//! A tunnel has one key for all copies, or a range, from which each tap gets its own. A tap keeps its key as long as it
-//! is installed, also across a restart of the agent, because the key is read back from the maps. A new tap gets the key
-//! at the hash of its owner, or the next free one. So a released key is not reused for the next pod at once, and the
-//! same pod usually gets the same key again. Keys are local to a node: another node can give the same key to another
-//! tap. Pure; `fit` calls this module.
+//! A tunnel has one key for all copies, or a range, from which each tap gets its own. A tap keeps its key as long
+//! as it is installed, also across a restart of the agent, because the key is read back from the maps. A new tap
+//! gets the key that the hash of its owner selects, or the next free one. So the next pod usually does not get a
+//! key that was just released, and the same pod usually gets the same key again. Keys are local to a node: another
+//! node can give the same key to another tap. Pure; `fit` calls this module.
 
 use std::collections::{BTreeMap, BTreeSet};
 

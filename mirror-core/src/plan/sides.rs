@@ -7,9 +7,9 @@
 //!                                      2 the entry for the NIC and the program there are removed
 //! ```
 //!
-//! Each step is a plan of its own, which requires that the step before is installed. So no packet is missed, whatever
-//! fails. If both sides see a packet, the mark of its copy prevents a second one: the packet carries the mark from the
-//! node side to the NIC. `plan` calls this module.
+//! Each step is a separate plan, and the second step begins only after the first is installed. So no packet is
+//! missed, whatever fails. If both sides see a packet, its mark prevents a second copy: the packet carries the mark
+//! from the node side to the NIC. `plan` calls this module.
 
 use std::collections::{BTreeMap, BTreeSet};
 

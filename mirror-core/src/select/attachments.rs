@@ -1,8 +1,8 @@
 //! Kube-OVN's annotations for single attachments of a pod, `<name>.<namespace>.ovn.kubernetes.io/mirror`.
 //!
 //! Pure, called by `choice`. Kube-OVN gives each attachment of a pod a port of its own, and this annotation mirrors
-//! only that port. An attachment has the name of its NetworkAttachmentDefinition, as has the network in the annotation
-//! of Multus ([`Networks`](crate::networks::Networks)), which contains the NIC.
+//! only that port. An attachment has the name of its NetworkAttachmentDefinition. The annotation of Multus has the
+//! NIC of the network with this name ([`Networks`](crate::networks::Networks)).
 
 use std::collections::BTreeSet;
 

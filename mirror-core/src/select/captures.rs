@@ -114,8 +114,8 @@ impl Capture {
         self.origin == Origin::Reader && matches!(self.wants, Wants::Named { .. })
     }
 
-    /// Adds the capture's session to the mirrors of a pod or tap. If they are too many then, removes one of them, and
-    /// returns it: the newest reader of the API, or else this capture.
+    /// Adds the capture's session to the mirrors of a pod or tap. If there are too many then, removes and returns
+    /// one: the newest reader of the API, or this capture if there is no reader.
     fn add_to(&self, mirrors: &mut BTreeMap<MirrorId, Session>) -> Option<MirrorId> {
         mirrors.insert(self.mirror(), self.session());
         if mirrors.len() <= MAX_SESSIONS_PER_TAP {
@@ -197,7 +197,8 @@ impl Capture {
 }
 
 impl Selection {
-    /// Takes the interfaces that lead into these pods from the readers of the API, which cannot read these pods.
+    /// Removes the interfaces that lead into these pods from the captures of readers of the API, which must not
+    /// read these pods.
     pub fn bar(&mut self, barred: &[(&Pod, Why)], captures: &[Capture], links: &LinkSnapshot) {
         for capture in captures.iter().filter(|capture| capture.is_of_interfaces()) {
             let Wants::Named { interfaces, .. } = &capture.wants else { continue };

@@ -192,8 +192,8 @@ impl<'a> PodChoice<'_, 'a> {
         }
     }
 
-    /// Returns the mirrors that annotations and the policy request, and why annotations exclude the pod from all mirrors
-    /// that they can narrow. `is_unasked`: no resource selects the pod.
+    /// Returns the mirrors that annotations and the policy request. Also returns the reason if annotations exclude
+    /// the pod from all mirrors that annotations can narrow. `is_unasked`: no resource selects the pod.
     fn annotated(&mut self, is_unasked: bool) -> (Vec<Queued<'a>>, Option<Why>) {
         let (mut own, mut inherited) = (Said::new(), Said::new());
         if self.policy.annotations {

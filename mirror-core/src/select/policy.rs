@@ -42,8 +42,8 @@ pub struct Policy {
     pub interface_directions: Directions,
     /// The settings of a mirror where the pod does not request others.
     pub settings: Settings,
-    /// Whether the agent refuses to start if tapping a pod's device conflicts with a mirror interface: for pods that
-    /// the user who starts the agent has listed. Otherwise such a pod is skipped, with a reason.
+    /// Whether the agent refuses to start if a pod's device cannot be tapped because of a mirror interface. True if
+    /// the user who starts the agent has listed the pods. Otherwise such a pod is skipped, with a reason.
     pub is_strict: bool,
     /// Whether NICs without a veth peer on the node are tapped inside their pods. Otherwise the administrator does not
     /// want podmirror's programs and devices inside pods.

@@ -1,9 +1,9 @@
 //! Lays out a graph as instructions.
 //!
-//! A node computes its value in up to three stages: the index register, the load, the mask. If an earlier node leaves
-//! the result of a stage in a register, it jumps past that stage. So each value is loaded once on each path. The first
-//! pass over the nodes finds the target stage of each jump. The second pass writes the instructions from the last one
-//! to the first, so that the targets of all jumps are known.
+//! A node computes its value in up to three stages: the index register, the load, the mask. If an earlier node
+//! leaves the result of a stage in a register, its jump skips that stage. So each value is loaded once on each
+//! path. The first pass over the nodes finds the target stage of each jump. The second pass writes the instructions
+//! from the last one to the first, so that the targets of all jumps are known.
 
 use std::collections::HashMap;
 

@@ -1,4 +1,4 @@
-//! `vlan`, `mpls`, `pppoes` and `geneve`: headers after which the primitives to their right look.
+//! `vlan`, `mpls`, `pppoes` and `geneve`. The primitives to the right of one of these look behind its header.
 
 use super::{
     super::{

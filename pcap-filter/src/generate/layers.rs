@@ -1,4 +1,5 @@
-//! The places of a frame's headers for the next primitive. `vlan` and the like move them.
+//! The places where the next primitive looks for a frame's headers. `vlan`, `mpls`, `pppoes` and `geneve` move
+//! them.
 
 use super::super::{
     ast::Operator,

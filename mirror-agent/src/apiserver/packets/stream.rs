@@ -5,10 +5,10 @@
 //! blocks of the nodes ────┴─► is own? ┴─► packets ─► merge ───────────────┴─► pending ─► client
 //! ```
 //!
-//! An agent is a program on another machine. So a node answers for its own pods alone ([`Objects::is_own`]), and whatever
-//! it can make large has a bound. The file describes each interface of each stream, but has packets and counters only of
-//! those that are the node's at that time. Counters are written as they come, if they have changed. A message is the
-//! comment of a block without names.
+//! An agent is a program on another machine. So the server accepts packets only of the node's own pods
+//! ([`Objects::is_own`]), and bounds everything that an agent can make large. The file describes each interface of
+//! each stream. It has packets and counters only of interfaces that belong to the node at that time. Counters are
+//! written when they arrive, if they have changed. A message is the comment of a block without names.
 
 mod missing;
 

@@ -40,7 +40,7 @@ pub struct Request {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "snake_case")]
 pub enum Subject {
-    /// Those of a new capture.
+    /// The packets of a new capture.
     Capture {
         /// The pods, by namespace and name.
         pods: BTreeSet<(String, String)>,
@@ -51,8 +51,9 @@ pub enum Subject {
         /// The settings of the capture, by the keys of annotations.
         settings: BTreeMap<String, String>,
     },
-    /// Those of a reader of the API. Limits apply to it as to a Mirror. So do opt-outs and namespaces, to pods and to
-    /// interfaces that lead into pods. Other interfaces show the packets of all pods that pass there.
+    /// The packets for a reader of the API. Limits apply to the reader as to a Mirror. So do opt-outs and
+    /// namespaces, to pods and to interfaces that lead into pods. Other interfaces show the packets of all pods
+    /// that pass there.
     Reader {
         /// The pods or the interface.
         of: ReadOf,

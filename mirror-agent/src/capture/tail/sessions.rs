@@ -1,7 +1,7 @@
 //! The sessions whose packets arrive in the ring of `tail` or `capture`: their names and counters for the file.
 //!
-//! Reads the agent's maps, and does not use the ring. The matched packets of a session are the packets that were read
-//! plus the [lost](super::losses) ones.
+//! Reads the agent's maps, and does not use the ring. A session has matched the packets that were read and the
+//! [lost](super::losses) ones.
 
 use std::collections::{BTreeMap, BTreeSet};
 

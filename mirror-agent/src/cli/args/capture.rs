@@ -1,7 +1,7 @@
 //! The flags of `tail` and `capture`.
 //!
-//! Their flags have no environment variables, but for `--bpffs`: in the agent's container, the variables of the agent's
-//! own flags are set.
+//! Except for `--bpffs`, these flags have no environment variables: in the agent's container, the variables are set
+//! for the agent itself.
 
 use std::{collections::BTreeMap, path::PathBuf, time::Duration};
 

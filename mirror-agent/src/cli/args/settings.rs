@@ -1,7 +1,7 @@
-//! The flags of `run` and `attach` that say which packets are copied, and how many: one a setting, made from
+//! The flags of `run` and `attach` that select packets and limit copies: one flag for each setting, made from
 //! [`SETTINGS`], and the limits of the node.
 //!
-//! By hand and not by clap's derive, so that a flag and its setting are one thing.
+//! Written without clap's derive, so that a flag and its setting have one definition.
 
 use clap::{Arg, ArgMatches, Args, Command, Error, FromArgMatches, error::ErrorKind};
 use mirror_common::sample::DEFAULT_SEED;

@@ -1,10 +1,10 @@
 //! The packet sockets of the node that read the copies on a mirror interface.
 //!
-//! A mirror interface sends copies. The kernel shows packets that a device sends to packet sockets (packet(7)) for all
-//! protocols only (`dev_queue_xmit_nit()` in net/core/dev.c), as tcpdump and every IDS open them. It shows packets that
-//! a device receives also to sockets for one protocol. A socket for a protocol that copies do not have, such as that of
-//! a daemon for LLDP or EAPOL, gets nothing, and neither does a socket whose device is down. `/proc/net/packet` lists
-//! the packet sockets of a network namespace, of all processes. `when_read` reads it.
+//! A mirror interface sends copies. When a device sends a packet, only packet sockets (packet(7)) for all protocols
+//! get it (`dev_queue_xmit_nit()` in net/core/dev.c). tcpdump and every IDS open such sockets. When a device
+//! receives a packet, sockets for its protocol get it, too. A socket for a protocol that copies do not have, as in
+//! a daemon for LLDP or EAPOL, gets nothing, and neither does a socket whose device is down. `/proc/net/packet`
+//! lists the packet sockets of a network namespace, of all processes. `when_read` reads it.
 
 use std::{collections::BTreeSet, fs};
 

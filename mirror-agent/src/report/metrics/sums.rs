@@ -1,8 +1,8 @@
 //! [`Scrape`]: the counters of sessions and NICs, each with a series of its own, or as sums over a namespace.
 //!
-//! A sum of the present values decreases when a pod ends. Prometheus takes a counter that decreases for one that has
-//! begun at zero again, and would add all of its value. So a sum increases by the differences of its parts to the
-//! scrape before. It ends with its last part, so there are at most as many sums as parts.
+//! A sum of the present values would decrease when a pod ends. Prometheus takes a decrease for a reset to zero, and
+//! would count the rest of the sum a second time. So at each scrape, a sum grows by the increase of its parts since
+//! the previous scrape. A sum ends with its last part, so there are never more sums than parts.
 
 use std::collections::BTreeMap;
 

@@ -1,9 +1,9 @@
 //! [`Follower`]: the objects of one kind in the Kubernetes API, by `kube::runtime::watcher`.
 //!
-//! Each list is the newest one and complete, so an old list never removes a tap or starts a mirror that was revoked.
-//! After a failure or a long silence, the kind is listed again: the watcher would resume the watch without a sign that
-//! the server is back, and a server whose store was restored from a backup would let it wait for a version that never
-//! comes.
+//! Each list is the newest one and complete, so an old list never removes a tap or starts a mirror that was
+//! revoked. After a failure or a long silence, the kind is listed again. The watcher alone would resume the watch,
+//! which gives no sign that the server is back. After the server's store was restored from a backup, the watch
+//! would wait for a version that never comes.
 
 #[cfg(test)]
 mod tests;

@@ -1,4 +1,5 @@
-//! Which packets are missing, and why: the messages in the file, the answer to the client, and the end of the past alone.
+//! Which packets are missing, and why: messages in the file, the answer to the client, the end of a request for
+//! past packets only.
 
 use mirror_capture::{merge::StreamId, pcapng::Names};
 use mirror_core::status::Finding;

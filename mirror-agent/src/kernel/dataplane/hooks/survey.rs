@@ -1,4 +1,4 @@
-//! [`Survey`]: the state of all hooks at one moment, and [`Attached`]: that of one hook.
+//! [`Survey`]: the state of all hooks at one moment, and [`Attached`]: the state of one hook.
 //!
 //! Evaluates what `Hooks` has read, and reads the TCX chains of the node's devices. Changes nothing. `bpf` uses it.
 

@@ -1,5 +1,5 @@
-//! Calls of bpf(2) that aya lacks: netkit links, details and updates of links, and the ids of the programs in a chain.
-//! `filter_programs` has those for the programs of filters.
+//! Calls of bpf(2) that aya lacks: netkit links, details and updates of links, and the ids of the programs in a
+//! chain. `filter_programs` has the calls for the programs of filters.
 //!
 //! The structures are the parts of `union bpf_attr` that each call reads (linux/bpf.h).
 
