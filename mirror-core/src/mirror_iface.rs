@@ -57,12 +57,15 @@ pub struct MirrorIface {
     /// whenever it is missing. If a device of other software disappears, the agent waits until it exists again. `None`:
     /// not read yet.
     is_ours: Option<bool>,
+    /// The changes for the agent's start that the device does not show yet.
+    at_start: Vec<LinkChange>,
 }
 
 impl MirrorIface {
     /// A mirror interface of this name. `mtu` in bytes, if the user set one.
     pub fn new(name: &str, mtu: Option<u32>) -> Self {
-        Self { name: name.to_owned(), mtu, offloads: true, when_read: false, is_ours: None }
+        let name = name.to_owned();
+        Self { name, mtu, offloads: true, when_read: false, is_ours: None, at_start: Vec::new() }
     }
 
     /// Whether the device gets super-frames and unfinished checksums. Otherwise the kernel segments each copy and
@@ -86,9 +89,9 @@ impl MirrorIface {
     /// The changes that are needed now.
     ///
     /// The agent brings an existing device up, and sets the MTU that the user configured, only when the agent
-    /// starts. If a user sets the device down later, it stays down. Unwanted offloads are switched off whenever
-    /// they are on, because they would change the documented form of the copies. If offloads are off, a device of
-    /// the agent gets podmirror's queue, so that copies keep their order.
+    /// starts, and tries again until the device shows it. If a user sets the device down later, it stays down.
+    /// Unwanted offloads are switched off whenever they are on, because they would change the documented form of the
+    /// copies. If offloads are off, a device of the agent gets podmirror's queue, so that copies keep their order.
     pub fn changes(&mut self, links: &LinkSnapshot) -> Vec<LinkChange> {
         let named = links.by_name(&self.name);
         let half_made = named.filter(|link| is_half_made(link));
@@ -97,24 +100,24 @@ impl MirrorIface {
         let is_own = *self.is_ours.get_or_insert_with(|| link.is_none_or(is_ours));
         let mut changes: Vec<_> =
             half_made.map(|link| LinkChange::Delete(link.ifindex)).into_iter().collect();
-        match link {
-            None if is_own => {
-                let mtu = self.mtu.unwrap_or(DEFAULT_MTU);
-                let (name, offloads) = (self.name.clone(), self.offloads);
-                changes.push(LinkChange::CreateMirror { name, mtu, offloads });
-            }
-            Some(link) if first => {
-                if let Some(mtu) = self.mtu.filter(|mtu| *mtu != link.mtu) {
-                    changes.push(LinkChange::SetMtu(link.ifindex, mtu));
-                }
-                if !link.up {
-                    changes.push(LinkChange::SetUp(link.ifindex));
-                }
-            }
-            _ => {}
+        if link.is_none() && is_own {
+            let mtu = self.mtu.unwrap_or(DEFAULT_MTU);
+            let (name, offloads) = (self.name.clone(), self.offloads);
+            changes.push(LinkChange::CreateMirror { name, mtu, offloads });
         }
-        changes.extend(link.and_then(|link| self.switch(link, first)));
-        changes.extend(link.and_then(|link| self.queue(link, first)));
+        let missing = link.map(|link| self.missing(link)).unwrap_or_default();
+        if first {
+            self.at_start.clone_from(&missing);
+        } else {
+            // The queue is tried once: if it is other software's, the removal succeeds and changes nothing.
+            let is_queue = |change: &LinkChange| matches!(change, LinkChange::SetQueue(..));
+            self.at_start.retain(|change| missing.contains(change) && !is_queue(change));
+        }
+        let is_due = |change: &LinkChange| {
+            let is_offload = matches!(change, LinkChange::SetOffloads(..) | LinkChange::SetQueue(..));
+            is_offload && !self.offloads || self.at_start.contains(change)
+        };
+        changes.extend(missing.into_iter().filter(is_due));
         // With an address, the node would send packets of its own to the device, and they would look like copies.
         let peer = link.and_then(|link| links.host.get(&IfIndex(link.peer?.ifindex)));
         let ours = link.into_iter().chain(peer).filter(|link| is_ours(link));
@@ -123,25 +126,32 @@ impl MirrorIface {
         changes
     }
 
+    /// The changes after which a device has all wanted settings.
+    fn missing(&self, link: &Link) -> Vec<LinkChange> {
+        let mtu = self.mtu.filter(|mtu| *mtu != link.mtu).map(|mtu| LinkChange::SetMtu(link.ifindex, mtu));
+        let up = (!link.up).then_some(LinkChange::SetUp(link.ifindex));
+        [mtu, up, self.switch(link), self.queue(link)].into_iter().flatten().collect()
+    }
+
     /// The change of a device's offloads, if one is needed.
     ///
     /// Wanted offloads are switched on again only on the agent's own device and only when the agent starts, because an
     /// earlier agent may have switched them off. For other software's devices the original setting is unknown.
-    fn switch(&self, link: &Link, first: bool) -> Option<LinkChange> {
+    fn switch(&self, link: &Link) -> Option<LinkChange> {
         let is_due = match (self.offloads, &link.offloads) {
             (false, Some(now)) => !now.on.is_empty(),
             // The offloads are unknown: try the change, so that there is an error to report.
             (false, None) => true,
-            (true, now) => first && is_ours(link) && now.as_ref().is_some_and(|now| !now.off.is_empty()),
+            (true, now) => is_ours(link) && now.as_ref().is_some_and(|now| !now.off.is_empty()),
         };
         is_due.then_some(LinkChange::SetOffloads(link.ifindex, self.offloads))
     }
 
     /// The change of a device's queue, if one is needed. Only the agent's own devices get a queue: adding one takes the
     /// device out of service for some milliseconds, and other software's device can carry more than copies.
-    fn queue(&self, link: &Link, first: bool) -> Option<LinkChange> {
-        let is_due = if self.offloads { first && !link.queueless } else { link.queueless };
-        (is_due && is_ours(link)).then_some(LinkChange::SetQueue(link.ifindex, !self.offloads))
+    fn queue(&self, link: &Link) -> Option<LinkChange> {
+        let is_due = self.offloads != link.queueless && is_ours(link);
+        is_due.then_some(LinkChange::SetQueue(link.ifindex, !self.offloads))
     }
 
     /// Whether copies can be reordered: the kernel segments them, and the device is other software's and has no queue.

@@ -8,12 +8,16 @@ use std::{fs, path::PathBuf};
 use mirror_common::abi::ABI_VERSION;
 use mirror_tests::{
     Agent, AttachMode, BpfObjects, Capture, Frames, Lab, PodSpec, PodsFile, SOON, TapStatus, check,
-    eventually,
+    eventually, while_pinging,
 };
 
-use crate::{Inside, MIRROR, Node, shows, with_qdisc};
+use crate::{Inside, MIRROR, Node, bypass::OFTEN, shows, with_qdisc};
 
-in_both_modes!(the_next_agent_begins_anew, cleanup_ends_the_mirror_of_another_version);
+in_both_modes!(
+    the_next_agent_begins_anew,
+    pins_of_another_version_end_no_mirror_of_this_one,
+    cleanup_ends_the_mirror_of_another_version,
+);
 
 const OTHER: u32 = ABI_VERSION + 1;
 /// Bytes of a copy. A snap length makes the second stage part of the mirror.
@@ -84,6 +88,30 @@ fn the_next_agent_begins_anew(mode: AttachMode) {
     let mirror = Capture::start(lab.node(), MIRROR);
     web.ping(db.v4(), 20, 56);
     assert_eq!(mirror.stop().len(), 0, "a pod that opts out is not mirrored");
+    agent.stop();
+}
+
+/// If a pod cannot be cleaned, the pins of another version stay, and each start of the agent ends that version's mirror
+/// again. This must not detach the filters of this version: they have the same handle and names.
+fn pins_of_another_version_end_no_mirror_of_this_one(mode: AttachMode) {
+    let node = &Node::bridged("other-version-pins");
+    let Node { web, db, lab } = node;
+    with_qdisc(lab, web, mode);
+    let pods = PodsFile::new(lab, &[PodSpec::of(web).mirror("true"), PodSpec::of(db)]);
+    Agent::run_until(lab, mode, &pods, &[], &[web]).stop();
+    fs::create_dir(directory(lab, OTHER)).unwrap();
+    let (inside, mirror) = (Inside::of(web), Capture::start(lab.node(), MIRROR));
+    let agent = while_pinging(OFTEN, web, db, || {
+        let agent = Agent::run(lab, mode, &pods, &[]);
+        agent.wait_for_log(&["ended the mirror of another version"]);
+        lab.wait_status(|status| {
+            let is_mirrored = status.agent_running && status.taps.iter().any(TapStatus::is_attached);
+            check(is_mirrored, || format!("{status:?}"))
+        });
+        agent
+    });
+    shows(&mirror, || inside.capture.frames());
+    assert!(!directory(lab, OTHER).exists());
     agent.stop();
 }
 

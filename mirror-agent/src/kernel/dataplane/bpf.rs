@@ -55,13 +55,14 @@ impl Bpf {
         let calls_filters = programs.calls_filters();
         let mut maps = Maps::from_fn(|name| programs.take_map(name), calls_filters)?;
         maps.clear_leftovers()?;
+        let refused = maps.refused_filters();
         Ok(Self {
             programs,
             maps,
             hooks: Hooks::new(pins, namespaces)?,
             method: Method::choose(mode),
             rings: Rings::default(),
-            refused: BTreeMap::new(),
+            refused,
             has_no_filters: false,
             _lock: lock,
         })

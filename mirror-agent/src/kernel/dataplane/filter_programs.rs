@@ -63,20 +63,20 @@ impl FilterProgram {
             let _ = setrlimit(Resource::RLIMIT_MEMLOCK, RLIM_INFINITY, RLIM_INFINITY);
             loaded = load(insns, &mut []);
         }
-        match (errno(&loaded), loaded) {
-            (Some(EINVAL | EACCES | E2BIG), Err(error)) => {
+        match loaded {
+            Err(error) if is_refusal(&error) => {
                 let mut log = vec![0; LOG_BYTES];
                 match load(insns, &mut log) {
                     Ok(program) => Ok(program),
                     Err(_) => Err(LoadError::Refused(format!("{error}: {}", last_lines(&log)))),
                 }
             }
-            (Some(EPERM), Err(error)) => {
+            Err(error) if error.raw_os_error() == Some(EPERM) => {
                 let why =
                     "the limit of locked memory (RLIMIT_MEMLOCK) is too low, or a capability is missing";
                 Err(LoadError::Failed(io::Error::new(error.kind(), format!("{error}: {why}"))))
             }
-            (_, loaded) => Ok(loaded?),
+            loaded => Ok(loaded?),
         }
     }
 }
@@ -105,6 +105,13 @@ impl Filters {
         Ok(Self { programs, hashes: get("FILTER_HASHES")?.try_into()?, are_called })
     }
 
+    /// The reason why no filter works; `None` if the tap programs call filters.
+    pub(super) fn refused(&self) -> Option<LoadError> {
+        let why = "this kernel runs none: it needs a JIT compiler (net.core.bpf_jit_enable = 1), and on AArch64 \
+                   Linux 6.0 or newer";
+        (!self.are_called).then(|| LoadError::Refused(why.to_owned()))
+    }
+
     /// Reads the hash of the program at a place.
     pub(super) fn hash(&self, place: u32) -> anyhow::Result<u64> {
         self.hashes.get(&place, 0).context("cannot read the hash of a filter")
@@ -112,10 +119,8 @@ impl Filters {
 
     /// Loads a filter, and puts it at a place that no session uses.
     pub(super) fn put(&mut self, place: u32, filter: &CaptureFilter) -> anyhow::Result<()> {
-        if !self.are_called {
-            let why = "this kernel runs none: it needs a JIT compiler (net.core.bpf_jit_enable = 1), and on AArch64 \
-                       Linux 6.0 or newer";
-            bail!(LoadError::Refused(why.to_owned()));
+        if let Some(refused) = self.refused() {
+            bail!(refused);
         }
         let insns = filter.instructions().map_err(|why| anyhow!("the filter {filter:?}: {why}"))?;
         let program = FilterProgram::load(&insns)?;
@@ -247,6 +252,11 @@ fn load(insns: &[Insn], log: &mut [u8]) -> io::Result<FilterProgram> {
 
 fn address<T>(of: *const T) -> u64 {
     of.expose_provenance() as u64
+}
+
+/// Whether the verifier has refused a program. It would refuse it again.
+pub(super) fn is_refusal(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(EINVAL | EACCES | E2BIG))
 }
 
 fn errno<T>(result: &io::Result<T>) -> Option<i32> {

@@ -124,13 +124,16 @@ pub struct Hooks {
     chains: Chains,
     /// The hooks inside pods where this agent has tried to attach, and whether it succeeded.
     attached: BTreeMap<(Device, Program), bool>,
+    /// The programs whose filters on the node may be detached; `None`: those of all versions of podmirror, which have
+    /// the same handle and names.
+    only: Option<BTreeSet<u32>>,
 }
 
 impl Hooks {
     /// Connects to netlink. `namespaces` has the paths of the pods' namespaces. Must be called within the runtime.
     pub fn new(pins: Pins, namespaces: Namespaces) -> anyhow::Result<Self> {
         let (filters, inside, chains) = (Filters::connect()?, Inside::default(), Chains::default());
-        Ok(Self { pins, filters, namespaces, inside, chains, attached: BTreeMap::new() })
+        Ok(Self { pins, filters, namespaces, inside, chains, attached: BTreeMap::new(), only: None })
     }
 
     /// Opens a new netlink connection, in case the old one has ended.
@@ -349,7 +352,10 @@ impl Hooks {
         let unlinked = pin.as_deref().map_or(Ok(()), tcx::remove);
         let has_filters = if device.is_on_node() {
             self.chains.left((device.ifindex, which));
-            let AtHook { ours, .. } = self.filters.of(device.ifindex, which).await?;
+            let AtHook { mut ours, .. } = self.filters.of(device.ifindex, which).await?;
+            if let Some(only) = &self.only {
+                ours.retain(|filter| only.contains(&filter.program));
+            }
             clsact::remove(&ours, device.ifindex, which)?;
             !ours.is_empty()
         } else {
@@ -418,7 +424,9 @@ impl Hooks {
 pub async fn end_other_versions(pins: &Pins, namespaces: &Namespaces) -> anyhow::Result<()> {
     for other in pins.other_versions()? {
         let dir = other.maps();
-        let (hooks, errors) = Hooks::new(other.clone(), namespaces.clone())?.detach_all().await?;
+        let mut hooks = Hooks::new(other.clone(), namespaces.clone())?;
+        hooks.only = Some(programs_of(&other)?);
+        let (hooks, errors) = hooks.detach_all().await?;
         if let Some(error) = errors.into_iter().next() {
             return Err(
                 error.context(format!("cannot end the mirror of another version in {}", dir.display()))

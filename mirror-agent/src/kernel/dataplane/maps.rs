@@ -200,6 +200,13 @@ impl Maps {
         Ok(ended)
     }
 
+    /// The filters that sessions use although the tap programs call none, with the reason: the programs of an earlier
+    /// agent may have called them.
+    pub(super) fn refused_filters(&self) -> BTreeMap<CaptureFilter, String> {
+        let Some(refused) = self.filters.refused() else { return BTreeMap::new() };
+        self.ledger.filters.values().map(|filter| (filter.clone(), refused.to_string())).collect()
+    }
+
     /// The number of filters that sessions use.
     pub fn filters(&self) -> usize {
         self.ledger.filters.len()

@@ -9,6 +9,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    io,
     sync::mpsc::{self, RecvTimeoutError, Sender},
     thread::{self, JoinHandle},
     time::Duration,
@@ -24,7 +25,7 @@ use aya::{
 use mirror_common::abi::{MAX_SESSIONS, SessionCounters};
 use tracing::warn;
 
-use super::pins::Pins;
+use super::{filter_programs, pins::Pins};
 use crate::model::{Device, NetnsId, Program};
 
 /// The eBPF object, built by the build script.
@@ -67,16 +68,16 @@ impl Programs {
     /// The kernel refuses the object, a map or a program.
     pub fn load(pins: &Pins) -> anyhow::Result<Self> {
         match Self::try_load(pins, true) {
-            Ok(programs) => Ok(programs),
             // Without a JIT compiler, and on AArch64 before Linux 6.0, the verifier refuses a tail call in a program
             // with functions.
-            Err(error) => match Self::try_load(pins, false) {
+            Err(error) if is_refused(&error) => match Self::try_load(pins, false) {
                 Ok(programs) => {
                     warn!("this kernel runs no filters, so mirrors with a filter are refused: {error:#}");
                     Ok(programs)
                 }
                 Err(_) => Err(error),
             },
+            loaded => loaded,
         }
     }
 
@@ -218,6 +219,13 @@ fn program(ebpf: &mut Ebpf, which: Program) -> anyhow::Result<&mut SchedClassifi
     Ok(program.try_into()?)
 }
 
+/// Whether the verifier has refused a program. After any other error, for example for lack of memory, a later attempt
+/// can succeed.
+fn is_refused(error: &anyhow::Error) -> bool {
+    let cause = error.chain().find_map(|cause| cause.downcast_ref::<io::Error>());
+    cause.is_some_and(filter_programs::is_refusal)
+}
+
 /// Returns the program, and loads it first if necessary: few agents need the second stage.
 fn loaded(ebpf: &mut Ebpf, which: Program) -> anyhow::Result<&mut SchedClassifier> {
     let program = program(ebpf, which)?;
@@ -230,6 +238,23 @@ fn loaded(ebpf: &mut Ebpf, which: Program) -> anyhow::Result<&mut SchedClassifie
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// The verifier answers `EINVAL` to a tail call that the kernel does not support. An agent that takes another error
+    /// for that answer would run without filters until its end.
+    #[test]
+    fn only_a_refusal_by_the_verifier_means_that_no_filter_works() {
+        let failed = |errno| {
+            let error = anyhow::Error::new(io::Error::from_raw_os_error(errno));
+            is_refused(&error.context("cannot load tap_ingress"))
+        };
+        for errno in [libc::EINVAL, libc::EACCES, libc::E2BIG] {
+            assert!(failed(errno), "{errno}");
+        }
+        for errno in [libc::ENOMEM, libc::EAGAIN, libc::EINTR, libc::EPERM, libc::EMFILE, libc::ENOSPC] {
+            assert!(!failed(errno), "{errno}");
+        }
+        assert!(!is_refused(&anyhow!("the eBPF object has no program tap_ingress")));
+    }
 
     /// The documentation states these numbers.
     #[test]
