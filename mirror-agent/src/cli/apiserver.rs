@@ -59,7 +59,7 @@ pub(super) async fn apiserver(args: ApiserverArgs) -> anyhow::Result<()> {
             // There is one thread, so it is alive if it answers.
             alive: Box::new(|| Ok(())),
             ready: Box::new(move || of_ready.ready()),
-            metrics: Box::new(move || of_metrics.scrape()),
+            metrics: admin::kept(move || of_metrics.scrape()),
         };
         tokio::spawn(admin::run(address, admin, watch::Sender::new(None)));
     }

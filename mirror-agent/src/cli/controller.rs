@@ -27,7 +27,7 @@ pub(super) async fn controller(args: ControllerArgs) -> anyhow::Result<()> {
             // There is one thread, so it is alive if it answers.
             alive: Box::new(|| Ok(())),
             ready: Box::new(move || of_ready.ready()),
-            metrics: Box::new(move || of_metrics.text()),
+            metrics: admin::kept(move || of_metrics.text()),
         };
         tokio::spawn(admin::run(address, admin, watch::Sender::new(None)));
     }

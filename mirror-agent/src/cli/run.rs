@@ -150,7 +150,7 @@ async fn follow(
         let admin = Admin {
             alive: Box::new(move || health::alive(&of_alive.borrow(), Instant::now())),
             ready: Box::new(move || health::ready(&of_ready.borrow(), *source.borrow(), Instant::now())),
-            metrics: Box::new(move || metrics.text()),
+            metrics: admin::kept(move || metrics.text()),
         };
         tokio::spawn(admin::run(address, admin, trouble));
     }

@@ -1,11 +1,18 @@
 //! `/healthz`, `/readyz`, `/metrics` over HTTP/1.
 //!
 //! The server reads state and changes nothing. It shares one thread with the work of the command, so its cost is
-//! bounded: a connection carries one small request, each request has a deadline, and the number of connections is
-//! limited. At the limit, a new connection evicts the oldest. So a silent client delays neither the loop nor a probe.
+//! bounded: a connection carries one small request, each request has a deadline, the number of connections is limited,
+//! and metrics are computed for at most a tenth of the time. At the limit, a new connection evicts the oldest. So
+//! neither a silent client nor one that asks again and again delays the loop or a probe.
 //! Spawned by `cli::run` and `cli::controller`.
 
-use std::{convert::Infallible, io, net::SocketAddr, sync::Arc, time::Duration};
+use std::{
+    convert::Infallible,
+    io,
+    net::SocketAddr,
+    sync::{Arc, Mutex, PoisonError},
+    time::{Duration, Instant},
+};
 
 use http_body_util::Full;
 use hyper::{
@@ -30,18 +37,38 @@ const CONNECTIONS: usize = 32;
 const DEADLINE: Duration = Duration::from_secs(10);
 /// Maximum length of a request in bytes: the minimum that hyper allows.
 const REQUEST: usize = 8192;
+/// Metrics are kept for this many times the time that it took to compute them.
+const KEPT: u32 = 10;
+
 /// The sources of the answers, called for each request.
 pub struct Admin {
     /// Whether the program is alive; otherwise the reason.
     pub alive: Check,
     /// Whether it is ready; otherwise the reason.
     pub ready: Check,
-    /// Its metrics.
-    pub metrics: Box<dyn Fn() -> anyhow::Result<String> + Send + Sync>,
+    /// Its metrics; see [`kept`].
+    pub metrics: Box<dyn Fn() -> anyhow::Result<Bytes> + Send + Sync>,
 }
 
 /// An answer to a probe.
 pub type Check = Box<dyn Fn() -> Result<(), String> + Send + Sync>;
+
+/// Returns a source of metrics that computes them if the last ones are too old. All answers share one copy.
+pub fn kept<F>(compute: F) -> Box<dyn Fn() -> anyhow::Result<Bytes> + Send + Sync>
+where
+    F: Fn() -> anyhow::Result<String> + Send + Sync + 'static,
+{
+    let last = Mutex::new((Instant::now(), Bytes::new()));
+    Box::new(move || {
+        let mut last = last.lock().unwrap_or_else(PoisonError::into_inner);
+        let begun = Instant::now();
+        if last.0 <= begun {
+            let metrics = compute()?.into();
+            *last = (Instant::now() + begun.elapsed() * KEPT, metrics);
+        }
+        Ok(last.1.clone())
+    })
+}
 
 /// Serves at `address` until the task is aborted. If the address cannot be bound, retries; `trouble` gets the reason,
 /// and it is logged once. Mirroring does not depend on this server.
@@ -90,10 +117,10 @@ impl Admin {
             "/healthz" => |admin| state((admin.alive)()),
             "/readyz" => |admin| state((admin.ready)()),
             "/metrics" => Self::metrics,
-            _ => return text(StatusCode::NOT_FOUND, "there are /healthz, /readyz and /metrics\n".into()),
+            _ => return text(StatusCode::NOT_FOUND, "there are /healthz, /readyz and /metrics\n"),
         };
         if !matches!(*method, Method::GET | Method::HEAD) {
-            let mut response = text(StatusCode::METHOD_NOT_ALLOWED, "it can only be read\n".into());
+            let mut response = text(StatusCode::METHOD_NOT_ALLOWED, "it can only be read\n");
             response.headers_mut().insert(ALLOW, HeaderValue::from_static("GET, HEAD"));
             return response;
         }
@@ -117,14 +144,42 @@ impl Admin {
 /// The answer to a probe.
 fn state(state: Result<(), String>) -> Response<Full<Bytes>> {
     match state {
-        Ok(()) => text(StatusCode::OK, "ok\n".into()),
+        Ok(()) => text(StatusCode::OK, "ok\n"),
         Err(reason) => text(StatusCode::SERVICE_UNAVAILABLE, reason + "\n"),
     }
 }
 
-fn text(status: StatusCode, text: String) -> Response<Full<Bytes>> {
-    let mut response = Response::new(Full::from(text));
+fn text(status: StatusCode, text: impl Into<Bytes>) -> Response<Full<Bytes>> {
+    let mut response = Response::new(Full::new(text.into()));
     *response.status_mut() = status;
     response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("text/plain; charset=utf-8"));
     response
+}
+
+#[cfg(test)]
+mod tests {
+    #![expect(clippy::unwrap_used, reason = "tests panic")]
+
+    use std::thread;
+
+    use super::*;
+
+    #[test]
+    fn a_client_that_asks_again_and_again_gets_metrics_that_were_computed_before() {
+        const TAKES: Duration = Duration::from_millis(20);
+        let computed = Arc::new(Mutex::new(0_u32));
+        let of_source = Arc::clone(&computed);
+        let source = kept(move || {
+            thread::sleep(TAKES);
+            let mut computed = of_source.lock().unwrap();
+            *computed += 1;
+            Ok(computed.to_string())
+        });
+        let begun = Instant::now();
+        assert_eq!([source().unwrap(), source().unwrap()], ["1", "1"]);
+        while source().unwrap() != "3" {}
+        // Twice, the kept metrics have become too old.
+        assert!(begun.elapsed() >= TAKES * KEPT * 2);
+        assert_eq!(*computed.lock().unwrap(), 3);
+    }
 }
