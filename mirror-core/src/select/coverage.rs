@@ -69,14 +69,15 @@ pub fn coverage(
 ) -> Vec<Coverage> {
     let mut reasons = BTreeMap::<_, Vec<_>>::new();
     for skipped in skipped {
-        reasons.entry(skipped.pod.as_ref()).or_default().push(skipped);
+        reasons.entry((skipped.pod.as_ref(), group(skipped.mirror.as_ref()))).or_default().push(skipped);
     }
     let of = |of: Selected| {
         let (mut covered, mut not_covered) = (BTreeSet::new(), BTreeSet::new());
         let down = down.get(&of.target);
+        let groups = [group(Some(&of.mirror)), group(None)];
         for pod in &of.pods {
-            let of_pod = reasons.get(&Some(pod)).into_iter().flatten();
-            let of_mirror = of_pod.filter(|skipped| skipped.concerns(&of.mirror));
+            let of_groups = groups.into_iter().filter_map(|key| reasons.get(&(Some(pod), key))).flatten();
+            let of_mirror = of_groups.filter(|skipped| skipped.concerns(&of.mirror));
             let of_nics = of_mirror.filter(|skipped| skipped.nic.as_ref().is_none_or(|nic| of.nics.has(nic)));
             let reasons: Vec<_> = of_nics.map(|skipped| NotCovered::of(pod, skipped)).collect();
             if !reasons.is_empty() {
@@ -97,6 +98,13 @@ pub fn coverage(
         Coverage { of, covered, not_covered }
     };
     selected.into_iter().map(of).collect()
+}
+
+/// The group of a mirror's reasons. All captures are one group, because a pod has few and they can have a reason in
+/// common (see [`Skipped::concerns`]). It can have hundreds of other mirrors, and each is its own group.
+fn group(mirror: Option<&MirrorId>) -> (bool, Option<&MirrorId>) {
+    let is_capture = mirror.is_some_and(|mirror| mirror.0.is_capture());
+    (is_capture, mirror.filter(|_| !is_capture))
 }
 
 #[cfg(test)]

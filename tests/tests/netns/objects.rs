@@ -84,13 +84,13 @@ fn hostile_mirrors_cost_neither_the_agent_nor_a_neighbour() {
     agent.stop();
 }
 
-/// The Mirrors of two tenants: the hostile ones in `aaa`, and the last one in `shop`.
+/// The Mirrors of three tenants: the hostile ones in `aaa` and `bbb`, and the last one in `shop`.
 fn mirror(number: usize, large: &str) -> String {
     if number < LARGE {
         object(number, "aaa", large)
     } else if number < LARGE + SLOW {
         let chains: Vec<_> = (1..40).map(|next| format!("ip6 protochain {next}")).collect();
-        object(number, "aaa", &json!({ "podSelector": {}, "filter": chains.join(" or ") }).to_string())
+        object(number, "bbb", &json!({ "podSelector": {}, "filter": chains.join(" or ") }).to_string())
     } else {
         object(number, "shop", &json!({ "podSelector": {} }).to_string())
     }

@@ -105,7 +105,7 @@ impl<K: Keep + DeserializeOwned + Send + Sync> Follower<K> {
                     Err(error) if is_silence(&error) => None,
                     event => event?,
                 },
-                () = sleep_until(again), if self.kept.has_emptied() => None,
+                () = sleep_until(again), if self.kept.may_fit() => None,
             };
             let Some(event) = event else { return Ok(()) };
             let is_complete = matches!(event, Event::InitDone);

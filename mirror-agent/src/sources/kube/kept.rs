@@ -18,8 +18,8 @@ use kube::{
 };
 use tracing::warn;
 
-/// The maximum size in memory of all objects of one kind in a namespace: some thousands of usual resources. Their
-/// authors are untrusted, and each agent of the cluster keeps them.
+/// The maximum [size](Keep::size) of all objects of one kind in a namespace. Their authors are untrusted, and each agent
+/// of the cluster keeps them.
 const MOST: usize = 4 << 20;
 
 /// The maximum number of deleted objects that wait for the next round: more than a node has pods.
@@ -71,7 +71,8 @@ pub(super) struct Kept<K: Keep> {
     writer: Writer<K>,
     /// The size of the objects of each namespace.
     taken: BTreeMap<String, usize>,
-    has_emptied: bool,
+    /// The largest of these sizes at which an object did not fit, for each namespace with such an object.
+    full: BTreeMap<String, usize>,
     /// The deleted objects, if they are to be kept.
     deleted: Option<Deleted<K>>,
 }
@@ -80,8 +81,8 @@ impl<K: Keep> Kept<K> {
     /// Creates an empty store and its reader.
     pub(super) fn new() -> (Store<K>, Self) {
         let (reader, writer) = store();
-        let kept =
-            Self { store: reader.clone(), writer, taken: BTreeMap::new(), has_emptied: false, deleted: None };
+        let (taken, full) = (BTreeMap::new(), BTreeMap::new());
+        let kept = Self { store: reader.clone(), writer, taken, full, deleted: None };
         (reader, kept)
     }
 
@@ -107,7 +108,7 @@ impl<K: Keep> Kept<K> {
             }
             Event::Init => {
                 self.taken.clear();
-                self.has_emptied = false;
+                self.full.clear();
             }
             Event::InitApply(object) => {
                 self.make_room(object);
@@ -139,9 +140,9 @@ impl<K: Keep> Kept<K> {
         changes
     }
 
-    /// Whether an object was emptied since the last list. A new list shows whether it fits now.
-    pub(super) const fn has_emptied(&self) -> bool {
-        self.has_emptied
+    /// Whether an object that was emptied since the last list may fit now. A new list shows whether it does.
+    pub(super) fn may_fit(&self) -> bool {
+        self.full.iter().any(|(namespace, full)| self.taken.get(namespace).is_some_and(|taken| taken < full))
     }
 
     /// Gives back the room of the stored form of an object.
@@ -155,10 +156,11 @@ impl<K: Keep> Kept<K> {
     /// Empties the object if it does not fit into the limit of its namespace.
     fn make_room(&mut self, object: &mut K) {
         let Some(namespace) = object.meta().namespace.clone() else { return };
-        let taken = self.taken.entry(namespace).or_default();
+        let taken = self.taken.entry(namespace.clone()).or_default();
         if *taken + object.size() > MOST {
             object.empty();
-            self.has_emptied = true;
+            let full = self.full.entry(namespace).or_default();
+            *full = (*full).max(*taken);
         }
         *taken += object.size();
     }

@@ -22,6 +22,9 @@ use crate::{
 /// filters. Also the maximum size of the labels of a pod.
 const MOST_KEPT: usize = 32 << 10;
 
+/// The maximum number of kept annotations of an object: more than 8 mirrors with all settings need.
+const MOST_KEYS: usize = 128;
+
 /// A pod of the API: the name under which it is stored, and the data that the agent needs, or the reason why these
 /// cannot be read.
 ///
@@ -103,8 +106,8 @@ fn pod(object: Value) -> Result<Option<(Pod, Option<String>)>, String> {
     Ok(Some((pod, hash)))
 }
 
-/// The error for annotations above the size limit.
-pub(super) const TOO_LONG: &str = "more than 32 KiB of podmirror.io/";
+/// The error for annotations that exceed a limit.
+pub(super) const TOO_LONG: &str = "more than 32 KiB or 128 keys of podmirror.io/";
 
 /// Keeps the annotations that the agent may read. An author may write 256 KiB of them on each object. More than any
 /// mirror can need is an error, because a truncated annotation could be a filter.
@@ -116,7 +119,7 @@ fn keep_ours(annotations: &mut BTreeMap<String, String>) -> Result<(), &'static 
         value.truncate(value.floor_char_boundary(2 * MAX_FILTER_TEXT));
     }
     let bytes: usize = annotations.iter().map(|(key, value)| key.len() + value.len()).sum();
-    if bytes > MOST_KEPT { Err(TOO_LONG) } else { Ok(()) }
+    if bytes > MOST_KEPT || annotations.len() > MOST_KEYS { Err(TOO_LONG) } else { Ok(()) }
 }
 
 impl Keep for PartialObjectMeta<Namespace> {

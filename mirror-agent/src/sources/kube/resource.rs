@@ -21,7 +21,11 @@ use super::{
 use crate::model::{Directions, Name, Request, Resource, ResourceId, Selector};
 
 /// The reason for refusing a Mirror that exceeds the limit of its namespace.
-const NO_ROOM: &str = "spec: the Mirrors of this namespace have more than 4 MiB, counting 32 bytes for each value: delete some of them";
+const NO_ROOM: &str = "spec: this namespace has room for 256 Mirrors of 16 KiB, or for fewer larger ones, counting 32 bytes for each value: delete some of them";
+
+/// The smallest size that counts: the agent has reasons and reports for each pair of a pod and a Mirror, however small
+/// that is.
+const LEAST: usize = 16 << 10;
 
 /// A kind of resource.
 pub trait Kind: kube::Resource<DynamicType = ()> + Clone + Debug + 'static {
@@ -105,7 +109,7 @@ fn problem(resource: &Resource) -> Option<String> {
 pub(crate) struct ResourceObject<K: Kind, S = ()> {
     pub(crate) metadata: ObjectMeta,
     pub(crate) read: Result<K::Read, String>,
-    /// The approximate size in memory.
+    /// The approximate size in memory, at least [`LEAST`].
     size: usize,
     /// For the controller: the `status`, or `None` if it has another form.
     pub(crate) status: S,
@@ -113,7 +117,7 @@ pub(crate) struct ResourceObject<K: Kind, S = ()> {
 
 impl<K: Kind, S> ResourceObject<K, S> {
     fn new(bounded: &Bounded, status: S) -> Self {
-        Self { read: K::read(bounded), metadata: metadata(bounded), size: bounded.size, status }
+        Self { read: K::read(bounded), metadata: metadata(bounded), size: bounded.size.max(LEAST), status }
     }
 
     /// The resource as the agent's type, if its name is valid.

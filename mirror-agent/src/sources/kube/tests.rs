@@ -126,18 +126,23 @@ fn every_annotation_of_ours_is_kept_whatever_mirror_it_is_of() {
 
 #[test]
 fn annotations_that_are_longer_than_can_be_right_are_not_read() {
-    let object = |number: usize| {
+    let object = |number: usize, bytes: usize| {
         let annotations: BTreeMap<_, _> =
-            (0..number).map(|key| (format!("podmirror.io/filter.m{key}"), "x".repeat(1024))).collect();
+            (0..number).map(|key| (format!("podmirror.io/filter.m{key}"), "x".repeat(bytes))).collect();
         json!({"metadata": {"name": "a", "namespace": "b", "uid": "1", "annotations": annotations}})
     };
-    for (number, is_kept) in [(8, true), (29, true), (40, false)] {
-        let pod = decode(object(number));
-        let mut namespace: PartialObjectMeta<Namespace> = serde_json::from_value(object(number)).unwrap();
+    for (number, bytes, is_kept) in
+        [(8, 1024, true), (29, 1024, true), (40, 1024, false), (128, 1, true), (129, 1, false)]
+    {
+        let pod = decode(object(number, bytes));
+        let mut namespace: PartialObjectMeta<Namespace> =
+            serde_json::from_value(object(number, bytes)).unwrap();
         namespace.trim();
         // The pod itself is known: an enforced mirror ignores its annotations.
         let own = pod.pod().unwrap();
-        assert_eq!((own.unread.is_none(), own.annotations.is_empty()), (is_kept, !is_kept), "{number}");
+        let why = "its annotations have more than 32 KiB or 128 keys of podmirror.io/";
+        assert_eq!(own.unread.as_deref(), (!is_kept).then_some(why), "{number}");
+        assert_eq!(own.annotations.len(), if is_kept { number } else { 0 }, "{number}");
         let namespace = (namespace.metadata.annotations.is_some(), namespace.problem().is_none());
         assert_eq!(namespace, (is_kept, is_kept), "{number}");
     }
@@ -283,6 +288,36 @@ fn a_deleted_pod_is_kept_as_it_was_last_until_the_next_round() {
         kept.take_in(Event::Delete(named(&format!("pod-{number}"), "true")));
     }
     assert_eq!(taken().len(), 1024);
+}
+
+#[test]
+fn an_emptied_mirror_may_fit_only_while_others_have_given_back_room() {
+    let mirror = |number: usize| -> ResourceObject<Mirror> {
+        let metadata = json!({"name": format!("m{number}"), "namespace": "shop"});
+        serde_json::from_value(json!({"metadata": metadata, "spec": {"podSelector": {}}})).unwrap()
+    };
+    let (store, mut kept) = Kept::<ResourceObject<Mirror>>::new();
+    let refused = || {
+        let mirrors = store.state();
+        mirrors.iter().filter(|mirror| mirror.read().is_some_and(|read| read.request.is_err())).count()
+    };
+    kept.take_in(Event::Init);
+    for number in 0..260 {
+        kept.take_in(Event::InitApply(mirror(number)));
+    }
+    kept.take_in(Event::InitDone);
+    assert_eq!((kept.may_fit(), refused()), (false, 4));
+    for (event, may_fit, number) in [
+        // As after a change of its status.
+        (Event::Apply(mirror(0)), false, 4),
+        (Event::Delete(mirror(259)), false, 3),
+        (Event::Delete(mirror(0)), true, 3),
+        (Event::Apply(mirror(300)), false, 3),
+    ] {
+        let told = format!("{event:?}");
+        kept.take_in(event);
+        assert_eq!((kept.may_fit(), refused()), (may_fit, number), "{told}");
+    }
 }
 
 /// Multus writes the annotation after the pod was created, and may write it again.

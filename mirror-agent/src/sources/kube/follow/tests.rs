@@ -15,9 +15,12 @@ use super::{
     super::tests::fake::{self, Reply},
     *,
 };
-use crate::sources::{
-    PodSource as _, SourceState,
-    kube::{KubePods, watch_seconds},
+use crate::{
+    model::Selector,
+    sources::{
+        PodSource as _, SourceState,
+        kube::{KubePods, watch_seconds},
+    },
 };
 
 /// The duration of a watch of this server.
@@ -185,7 +188,8 @@ fn mirrors(pods: &KubePods) -> Vec<String> {
     pods.resources().iter().map(|resource| resource.id.to_string()).collect()
 }
 
-/// A server that predates the limits of the CRD, with this number of Mirrors. Also returns the sizes of the pages.
+/// A server that predates the limits of the CRD, with this number of Mirrors. Each watch begins with the first one, as
+/// after a change of its status. Also returns the sizes of the pages.
 fn crowded(
     mirrors: usize,
     spec: impl Fn(usize) -> Value + Send + Sync + 'static,
@@ -198,17 +202,22 @@ fn crowded(
         let number = |key: &str| word(key).and_then(|text| text.parse::<usize>().ok());
         let list =
             |metadata: Value, items: Vec<Value>| Reply::Object(json!({"metadata": metadata, "items": items}));
+        let mirror = |number: usize| {
+            let name = format!("m{number}");
+            let metadata = json!({"name": name, "namespace": "shop", "uid": name, "resourceVersion": "7"});
+            json!({"metadata": metadata, "spec": spec(number)})
+        };
         match request.uri().path() {
+            "/apis/podmirror.io/v1alpha1/mirrors" if word("watch").is_some() => {
+                let first = json!({"type": "MODIFIED", "object": mirror(0)});
+                Reply::Watch(vec![first, bookmark(7)], WATCH)
+            }
             _ if word("watch").is_some() => Reply::Watch(vec![bookmark(7)], WATCH),
             "/api/v1/pods" | "/api/v1/namespaces" => list(json!({"resourceVersion": "7"}), Vec::new()),
             "/apis/podmirror.io/v1alpha1/mirrors" => {
                 let from = number("continue").unwrap_or(0);
                 let to = (from + number("limit").unwrap_or(mirrors)).min(mirrors);
                 asked.lock().unwrap().push(to - from);
-                let mirror = |number: usize| {
-                    let name = format!("m{number}");
-                    json!({"metadata": {"name": name, "namespace": "shop", "uid": name}, "spec": spec(number)})
-                };
                 let token = if to < mirrors { to.to_string() } else { String::new() };
                 list(json!({"resourceVersion": "7", "continue": token}), (from..to).map(mirror).collect())
             }
@@ -258,30 +267,50 @@ async fn the_pages_of_a_long_list_do_not_wait() {
     assert_eq!((pods.resources().len(), pages.lock().unwrap().len()), (MIRRORS, MIRRORS / 8));
 }
 
-/// The CRD allows each of these Mirrors, but they are very many: the limit for a namespace is 4 MiB.
+/// The CRD allows each of these Mirrors, but they are very many: the limit for a namespace is 4 MiB, and each counts as
+/// 16 KiB or more.
 #[tokio::test(start_paused = true)]
 async fn the_mirrors_of_a_namespace_have_a_bound_together() {
     // About 41 bytes for each value.
+    for (mirrors, values, fit) in [(100, 2000, 50), (300, 1, 256)] {
+        let (client, _) = crowded(mirrors, move |_| selector(values));
+        let pods = KubePods::watch(client, "one", |_| {});
+        seconds(20).await;
+        let resources = pods.resources();
+        let (good, refused): (Vec<_>, Vec<_>) =
+            resources.iter().partition(|resource| resource.request.is_ok());
+        assert_eq!((good.len(), refused.len()), (fit, mirrors - fit));
+        for resource in refused {
+            let why = resource.request.as_ref().unwrap_err();
+            assert!(why.starts_with("spec: this namespace has room for 256 Mirrors"), "{why}");
+            assert_eq!(resource.pods, Selector::nothing());
+            assert!(format!("{resource:?}").len() < 1000);
+        }
+    }
+}
+
+/// A list is as long as the tenants of the cluster make it, and each agent would request it again and again.
+#[tokio::test(start_paused = true)]
+async fn a_full_namespace_is_listed_again_only_if_it_shrinks() {
     let (large, are_small) = (selector(2000), Arc::new(AtomicBool::new(false)));
     let small = Arc::clone(&are_small);
-    let (client, _) = crowded(100, move |_| match small.load(Ordering::Relaxed) {
+    let (client, pages) = crowded(96, move |_| match small.load(Ordering::Relaxed) {
         true => selector(1),
         false => large.clone(),
     });
     let pods = KubePods::watch(client, "one", |_| {});
-    seconds(20).await;
-    let resources = pods.resources();
-    let (good, refused): (Vec<_>, Vec<_>) = resources.iter().partition(|resource| resource.request.is_ok());
-    assert_eq!((good.len(), refused.len()), (50, 50));
-    for resource in refused {
-        let why = resource.request.as_ref().unwrap_err();
-        assert!(why.starts_with("spec: the Mirrors of this namespace have more than 4 MiB"), "{why}");
-        assert!(format!("{resource:?}").len() < 1000);
-    }
-    // There is room for all when they are smaller.
+    let told = || {
+        let refused = pods.resources().iter().filter(|resource| resource.request.is_err()).count();
+        (pages.lock().unwrap().len(), refused)
+    };
+    seconds(3600).await;
+    assert_eq!(told(), (12, 46));
+    // The next watch shows that the first one is smaller.
     are_small.store(true, Ordering::Relaxed);
-    seconds(watch_seconds("one").into()).await;
-    assert!(pods.resources().iter().all(|resource| resource.request.is_ok()));
+    seconds(WATCH.as_secs() + SOON).await;
+    assert_eq!(told(), (24, 0));
+    seconds(3600).await;
+    assert_eq!(told(), (24, 0));
 }
 
 #[tokio::test(start_paused = true)]
