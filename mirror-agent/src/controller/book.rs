@@ -137,6 +137,8 @@ struct Entry<S: Summed> {
     /// Times of the last sum and of the last write.
     looked: Option<Instant>,
     written: Option<Instant>,
+    /// The last write failed. The API server may have applied it nevertheless, so the next sum is always written.
+    has_failed: bool,
     due: Option<Instant>,
     /// More than counters have changed; `pace` says how soon the status may be summed up.
     has_news: bool,
@@ -225,9 +227,9 @@ impl<S: Summed> Book<S> {
             Some(entry) => (entry.asked, entry.status) = (asked, status),
             None => {
                 self.remove(&key);
-                let (looked, written, due, has_news) = (None, None, None, false);
+                let (looked, written, has_failed, due, has_news) = (None, None, false, None, false);
                 let pace = Pace::new(PACE, BURST);
-                let entry = Entry { uid, asked, status, looked, written, due, has_news, pace };
+                let entry = Entry { uid, asked, status, looked, written, has_failed, due, has_news, pace };
                 self.objects.insert(key.clone(), entry);
             }
         }
@@ -278,7 +280,7 @@ impl<S: Summed> Book<S> {
         let Some(entry) = self.objects.get_mut(&write.key).filter(|entry| entry.uid == write.uid) else {
             return;
         };
-        entry.written = Some(now);
+        (entry.written, entry.has_failed) = (Some(now), !is_written);
         if !is_written {
             if entry.status.as_ref() == Some(&write.status) {
                 entry.status = write.before.clone();
@@ -329,7 +331,7 @@ impl<S: Summed> Book<S> {
         self.due.insert((at, key.clone()));
     }
 
-    /// Aggregates the status of an object, and returns it if it has changed.
+    /// Aggregates the status of an object, and returns it if the API server may have another one.
     fn sum(&mut self, key: Key, now: Instant, at: Timestamp) -> Option<Write<S>> {
         let again = now + self.counts_pace();
         let entry = self.objects.get_mut(&key)?;
@@ -360,7 +362,7 @@ impl<S: Summed> Book<S> {
         let asked = Asked { left_out, stale, reported: reported.map(seconds), ..entry.asked.clone() };
         let reports = reports.into_iter().map(|(name, report, _)| (name, report)).collect();
         let status = S::sum(&asked, reports, entry.status.as_ref(), &seconds(at));
-        if entry.status.as_ref() == Some(&status) {
+        if !entry.has_failed && entry.status.as_ref() == Some(&status) {
             return None;
         }
         // Before the API server answers, its watch can already deliver the written object, which is no news then.

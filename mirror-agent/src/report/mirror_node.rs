@@ -52,7 +52,7 @@ const MANAGER: &str = "mirror-agent";
 /// The prefix of the token's claims about the node of its pod.
 const NODE_CLAIM: &str = "authentication.kubernetes.io/node-";
 
-/// The last state that was written.
+/// The state in the API server.
 struct Written {
     /// When counters were last compared with it.
     at: Instant,
@@ -129,6 +129,8 @@ async fn write_with(
             Err(_) => debug!(node, "cannot write the MirrorNode: no answer"),
         }
         if has_failed {
+            // The server may have applied the write nevertheless.
+            written = None;
             next = Instant::now() + backoff.pause();
         }
     }

@@ -317,6 +317,29 @@ fn a_write_that_has_failed_is_tried_again_later() {
     assert_eq!(run.pass(15).told().len(), 1);
 }
 
+/// The watch returns a status, and then its write times out. Before the controller retries, the old state is back.
+#[test]
+fn a_write_whose_answer_is_lost_is_taken_back() {
+    let mut run = Run::new();
+    run.mirror("a", "uid-a", 1);
+    run.node("one", vec![report("a", 2, 0)]);
+    run.pass(20);
+    assert_eq!(run.told(), told(&[(1, "a", 2)]));
+    run.node("one", vec![report("a", 3, 0)]);
+    run.now += SETTLE;
+    let lost = run.book.due(run.now, run.at()).unwrap();
+    assert_eq!(lost.status.pods.selected, 3);
+    run.book.set(key("a"), "uid-a".into(), asked(1), Some(lost.status.clone()), run.now);
+    run.book.note(&lost, false, run.now);
+    run.node("one", vec![report("a", 2, 0)]);
+    run.now += SETTLE;
+    let write = run.book.due(run.now, run.at()).unwrap();
+    let Write { status, before, .. } = &write;
+    assert_eq!((Some(status), before), (lost.before.as_ref(), &lost.before), "no Event follows");
+    run.book.note(&write, true, run.now);
+    assert_eq!(run.pass(60).told(), []);
+}
+
 #[test]
 fn a_mirror_target_has_the_sum_of_the_nodes_that_report_on_it() {
     let mut run = Run::new();

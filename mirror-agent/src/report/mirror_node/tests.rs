@@ -8,7 +8,10 @@ use std::sync::Mutex;
 
 use mirror_api::{MirrorSummary, Packets};
 use mirror_core::model::{Selector, TargetName, TargetResource};
-use tokio::{sync::watch, time::sleep};
+use tokio::{
+    sync::watch,
+    time::{advance, sleep},
+};
 
 use super::*;
 use crate::{
@@ -240,4 +243,41 @@ async fn a_server_that_takes_nothing_is_asked_less_and_less() {
     sleep(Duration::from_secs(3600)).await;
     let tries = paths(&sent).len();
     assert!((10..=20).contains(&tries), "{tries} in an hour");
+}
+
+/// A write fails, or the server applies it and its answer is lost. Before the agent retries, the old state returns.
+#[tokio::test(start_paused = true)]
+async fn a_state_that_returns_after_a_failed_write_is_written_again() {
+    for failure in [Reply::Status(403), Reply::Never] {
+        for pods in [0, 1] {
+            let sent = Sent::default();
+            let reply = Arc::new(Mutex::new(None::<Reply>));
+            let of_server = Arc::clone(&reply);
+            let client = server(&sent, move |_| of_server.lock().unwrap().clone());
+            let (reports, reader) = watch::channel(Arc::<Report>::default());
+            let state = |pods: usize| report(vec![mirror("a", pods); pods.min(1)]);
+            reports.send_replace(state(pods));
+            tokio::spawn(write_with(client, "one".into(), reader, || Ok(Counts::default())));
+            sleep(Duration::from_secs(5)).await;
+            *reply.lock().unwrap() = Some(failure.clone());
+            reports.send_replace(state(2));
+            sleep(Duration::from_secs(5)).await;
+            *reply.lock().unwrap() = None;
+            reports.send_replace(state(pods));
+            // Beside a task that never rests, a sleep would not end.
+            for _ in 0..30 {
+                advance(Duration::from_secs(1)).await;
+            }
+            let selected: Vec<_> = {
+                let mut sent = sent.lock().unwrap();
+                let sent = sent.drain(..).filter(|(method, ..)| method == "PATCH");
+                sent.map(|(.., body)| body["status"]["pods"]["selected"].as_u64()).collect()
+            };
+            assert_eq!(selected, [pods, 2, pods].map(|pods| Some(pods as u64)), "{failure:?}");
+            sleep(Duration::from_secs(3600)).await;
+            let many = paths(&sent).len();
+            let expected = if pods == 0 { 0..=0 } else { 10..=13 };
+            assert!(expected.contains(&many), "{many} in an hour after {failure:?}");
+        }
+    }
 }
