@@ -17,8 +17,9 @@ use crate::{
 ///
 /// * A new session has its full budgets.
 /// * An unchanged budget continues after a change of the session. A changed or new budget starts now.
-/// * If a session has ended, the next change of its settings starts all its budgets again. Nothing else does: not a new
-///   name of the NIC or device, nor a new agent, nor a new filter compiler.
+/// * If a session has ended, the next change of its settings starts all its budgets again, and so does a new resource
+///   of the same name. Nothing else does: not a new name of the NIC or device, nor a new agent, nor a new filter
+///   compiler.
 pub fn limits(session: &Session, before: Option<(&Session, Limits)>, meter: &Meter, now_ns: u64) -> Limits {
     let rate = session.settings.rate.map_or_else(Limits::default, |rate| rate.limits());
     let goes_on = before

@@ -165,8 +165,8 @@ pub struct Session {
 }
 
 impl Session {
-    /// Hashes what the author of a mirror wrote: the directions, and these settings by their keys. The node's defaults
-    /// are not part of it.
+    /// Hashes what the author of a mirror wrote: the directions, and these settings by their keys; for a resource,
+    /// also its UID. The node's defaults are not part of it.
     pub fn asked<'a>(directions: Directions, written: impl IntoIterator<Item = (&'a str, &'a str)>) -> u32 {
         let mut text = directions.name().to_owned();
         for (key, value) in written {

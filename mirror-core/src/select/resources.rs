@@ -237,7 +237,9 @@ fn asks<'r>(resource: &'r Resource, reader: Option<&Capture>, policy: &Policy) -
     // mirror. The seed of samples is the same on all nodes.
     let settings = Settings { seed: policy.settings.seed, ..settings.clone() };
     let written: Vec<_> = SETTINGS.iter().filter_map(|of| Some((of.key, of.show(&settings)?))).collect();
-    let texts = [(FILTER, filter.as_deref()), ("target", target.as_deref())];
+    // A resource that was deleted and created again is a new request, so a used-up budget begins again.
+    let uid = Some(resource.uid.as_str());
+    let texts = [("uid", uid), (FILTER, filter.as_deref()), ("target", target.as_deref())];
     let texts = texts.into_iter().filter_map(|(key, text)| Some((key, text?)));
     let written = written.iter().map(|(key, text)| (*key, text.as_str()));
     let asked = Session::asked(*directions, written.chain(texts));

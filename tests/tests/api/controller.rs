@@ -359,7 +359,7 @@ fn the_status_of_a_mirror_target_says_which_nodes_can_copy_to_it() {
     agent.stop();
 }
 
-/// A budget is used up: the Mirror says so soon, and covers its pod no more.
+/// A budget is used up: the Mirror says so soon, and covers its pod no more. A new Mirror of its name copies again.
 #[test]
 fn the_end_of_a_mirror_is_in_its_status_soon() {
     /// As in docs/resources.md.
@@ -395,6 +395,22 @@ fn the_end_of_a_mirror_is_in_its_status_soon() {
     assert_eq!(of("Covered")[0], "False", "{ended:#}");
     assert_eq!(ended["uncovered"][0]["reason"], "Ended", "{ended:#}");
     assert_eq!(ended["packets"]["copied"], 40, "{ended:#}");
+
+    let selector = json!({ "matchLabels": { "app": "web" } });
+    let again = resource("Mirror", "short", &selector, &json!({ "limits": { "packets": 40 } }));
+    api.kubectl_with("replace --force -f -", &again.to_string());
+    lab.wait_status(|status| {
+        let sessions: Vec<_> = status.taps.iter().flat_map(|tap| &tap.sessions).collect();
+        check(sessions.len() == 1 && sessions[0].ended.is_none(), || format!("{sessions:?}"))
+    });
+    lab.wait_mirrored(&[&web]);
+    db.ping(web.v4(), 20, 56);
+    lab.wait_status(|status| {
+        let session = status.tap(web.veth_host()).session("mirror/short");
+        let is_used_up = session.ended.as_deref() == Some("packets");
+        // The counters continue if the agent has not seen a moment without the Mirror.
+        check(is_used_up && [40, 80].contains(&session.total("copied")), || format!("{session:#?}"))
+    });
     controller.stop();
     agent.stop();
 }

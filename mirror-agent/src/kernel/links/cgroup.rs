@@ -9,8 +9,9 @@
 //! | systemd | `…/[…-]kubepods[-burstable\|-besteffort]-pod<uid, _ for ->.slice/<container>.scope` |
 //!
 //! The part of the path after the UID depends on the runtime, and the part before it on the cluster (kind, k3s, RKE).
-//! Both parts are ignored, except for CRI-O's monitor. A UID can have any form: a UUID, a static pod's hash, or another
-//! text. Only an underscore would not survive the systemd driver, and a dot ends the name of a unit.
+//! Both parts are ignored, except for CRI-O's monitor and users' sessions. A UID can have any form: a UUID, a static
+//! pod's hash, or another text. Only an underscore would not survive the systemd driver, and a dot ends the name of a
+//! unit.
 //!
 //! If pods are nested (a cluster inside a pod), the result is the outermost pod: it belongs to this node's kubelet.
 //! Users inside the pod choose the names below it. A pod that can write to its cgroup file system must not be able to
@@ -19,6 +20,9 @@
 /// The name of CRI-O's monitor of a container. It can be in the pod's cgroup, but it belongs to the runtime, and runs
 /// in the node's namespaces.
 const CRIO_MONITOR: &str = "crio-conmon-";
+/// The cgroup of the sessions of the node's users. systemd delegates parts of it to them, so they can create a cgroup
+/// with the name of any pod there. A kubelet of root creates none below it.
+const SESSIONS: &str = "user.slice";
 
 /// Returns the UID of the pod that a process with this `/proc/<pid>/cgroup` belongs to.
 ///
@@ -30,7 +34,7 @@ pub(super) fn pod_uid(cgroup: &str) -> Option<String> {
 
 fn uid_in_path(path: &str) -> Option<String> {
     let mut parent = "";
-    let mut components = path.split('/');
+    let mut components = path.split('/').take_while(|component| *component != SESSIONS);
     let uid = components.find_map(|component| {
         let uid = systemd(component).or_else(|| cgroupfs(parent, component));
         parent = component;

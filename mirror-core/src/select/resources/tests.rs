@@ -206,6 +206,26 @@ fn a_resource_that_cannot_be_used_is_refused_whole_and_disturbs_nothing() {
     }
 }
 
+/// It has another UID, so a used-up budget begins again. The same objects, listed again or read by the next agent, are
+/// the same requests. Annotations have no UID.
+#[test]
+fn a_resource_that_was_created_again_is_a_new_request() {
+    let pods = [pod("shop", "web", &[(MIRROR, "true"), ("podmirror.io/packets", "40")])];
+    let of = |uid: &str| {
+        let limits = [("packets", "40")];
+        let resources = [
+            Resource { uid: uid.to_owned(), ..resource(Some("shop"), "x", &limits) },
+            Resource { uid: uid.to_owned(), ..resource(None, "y", &limits) },
+        ];
+        chosen(&pods, &resources, &Policy::default()).wanted.remove(0).mirrors
+    };
+    let (first, created_again) = (of("uid-1"), of("uid-2"));
+    assert_eq!(first, of("uid-1"));
+    assert_eq!((first.len(), created_again.len()), (3, 3));
+    let is_same = |mirror: &&MirrorId| first[*mirror].asks_the_same(&created_again[*mirror]);
+    assert_eq!(first.keys().filter(is_same).collect::<Vec<_>>(), [&MirrorId::default()], "the annotation");
+}
+
 /// A resource that names no target gets the mirror interface, whatever --target says.
 #[test]
 fn a_resource_without_a_target_gets_the_mirror_interface() {

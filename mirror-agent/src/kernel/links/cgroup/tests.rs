@@ -40,6 +40,7 @@ const PATHS: &[&str] = &[
     "/../../../kubepods-besteffort.slice/kubepods-besteffort-podU_ID.slice/crio-ID.scope",
     // Cgroups that a container creates below its own: docker, systemd, a nested kubelet.
     "/kubepods/burstable/podUID/ID/docker/ID",
+    "/kubepods/podUID/ID/user.slice/user-1000.slice/session-1.scope",
     "/kubepods.slice/kubepods-podU_ID.slice/cri-containerd-ID.scope/init.scope",
     "/kubepods/podUID/ID/kubelet/kubepods/besteffort/pod11111111-2222-3333-4444-555555555555/ID",
     "/kubepods.slice/kubepods-podU_ID.slice/cri-containerd-ID.scope/kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-pod11111111_2222.slice/cri-containerd-ID.scope",
@@ -114,6 +115,18 @@ fn what_is_no_process_of_a_pod_has_no_uid() {
     }
     for file in ["", "\n", "0::", "0:", "garbage", "0", ":::::"] {
         assert_eq!(pod_uid(file), None, "{file:?}");
+    }
+}
+
+/// systemd delegates cgroups to a user, who chooses the names below them.
+#[test]
+fn a_user_of_the_node_cannot_pose_as_a_pod() {
+    for session in ["/user.slice/user-1000.slice/user@1000.service", "/../../user.slice"] {
+        for path in PATHS {
+            for file in files(&filled(&format!("{session}{path}"), UID)) {
+                assert_eq!(pod_uid(&file), None, "{file}");
+            }
+        }
     }
 }
 
