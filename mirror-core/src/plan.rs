@@ -194,13 +194,15 @@ fn add(device: Device, wanted: &Tap, actual: &Actual, beside: bool, ops: &mut Ve
         ops.push(op(device, mirror.clone(), Box::new(session.clone())));
     }
     ops.extend(removals);
-    let is_missing = |(at, program): &(Device, Program)| {
-        let installed = actual.taps.get(at);
-        installed.is_none_or(|installed| {
-            installed.state(*program) != HookState::Current && !installed.lacks_hook(*program)
-        })
-    };
-    ops.extend(wanted.head.hooks(device).filter(is_missing).map(|(at, program)| Op::Attach(at, program)));
+    let missing = wanted.head.hooks(device).filter(|(at, program)| is_missing(*at, *program, actual));
+    ops.extend(missing.map(|(at, program)| Op::Attach(at, program)));
+}
+
+/// Whether a program of a tap has yet to be attached at a device. A device without the hook never gets it.
+fn is_missing(device: Device, program: Program, actual: &Actual) -> bool {
+    actual.taps.get(&device).is_none_or(|installed| {
+        installed.state(program) != HookState::Current && !installed.lacks_hook(program)
+    })
 }
 
 /// The failed ops of a plan, and the ops that must not be tried after them.

@@ -34,6 +34,7 @@ pub use self::nics::Nics;
 use self::{
     inside::leads_out,
     nics::{former_name, is_nic},
+    unread::NO_PROCESS,
 };
 pub use self::{
     policy::Policy,
@@ -168,8 +169,10 @@ fn select_pod(wanted: &Wanted<'_>, links: &LinkSnapshot, policy: &Policy, select
         Some(Ok(inside)) if inside.is_host => return skip(None, host_network, selection),
         Some(Ok(inside)) => inside,
     };
-    if let Some(error) = &inside.stale {
-        skip(None, Why::NetnsUnreadable(error.clone()), selection);
+    match inside.stale.as_deref() {
+        Some(NO_PROCESS) => skip(None, Why::NoNetns, selection),
+        Some(error) => skip(None, Why::NetnsUnreadable(error.to_owned()), selection),
+        None => {}
     }
     let mut nics = Vec::new();
     let former_names: BTreeMap<_, _> =

@@ -134,7 +134,7 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
         for device in &candidates {
             let Some(tap) = selection.taps.get(device) else { continue };
             let known = before.remove(device).filter(|(owner, _)| owner.is_same(&tap.head.owner));
-            let route = match known {
+            let mut route = match known {
                 Some((_, route)) => route,
                 None => {
                     let installed = actual.taps.get(device).and_then(|installed| installed.tap.as_ref());
@@ -144,6 +144,8 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
                     Route::new(self.cni_at(*device).await, tells, is_inside)
                 }
             };
+            let (_, program) = tap.head.own_hook(*device, Direction::Ingress);
+            route.note_hook(actual.taps.get(device).is_none_or(|installed| !installed.lacks_hook(program)));
             self.memory.routes.of.insert(*device, (tap.head.owner.clone(), route));
         }
         let inside = candidates.into_iter().filter(|device| self.memory.routes.inside(*device).is_some());

@@ -313,6 +313,32 @@ async fn a_tap_whose_namespace_the_next_agent_cannot_read_stays() {
     assert!(matches!(&why[..], [why] if why.contains("denied; existing mirrors continue")), "{why:?}");
 }
 
+/// With CRI-O, a container that is started again and again has no process for minutes.
+#[tokio::test(start_paused = true)]
+async fn a_tap_of_a_pod_without_a_process_stays_with_the_next_agent() {
+    let mut world = world();
+    add_pod(&mut world, 1);
+    world.pods.0.as_mut().unwrap()[0].netns = None;
+    run_for(&mut world, Duration::from_millis(1)).await.unwrap();
+    let installed = world.dataplane.actual.taps.get_mut(&device(11)).unwrap();
+    installed.ended = [(MirrorId::default(), Ended::Packets)].into();
+    let before = world.dataplane.actual.taps.clone();
+    let list = world.pods.0.clone();
+    restart(&mut world);
+    world.pods.0 = list;
+    let inside = world.links.links.pods.remove("uid-1").unwrap();
+    let state = |world: &World| {
+        let skipped: Vec<_> =
+            world.report.borrow().skipped.iter().map(|skipped| skipped.why.name()).collect();
+        (world.dataplane.actual.taps.clone(), skipped)
+    };
+    run_for(&mut world, TICK * 2).await.unwrap();
+    assert_eq!(state(&world), (before.clone(), vec!["NoNetns"]));
+    world.links.links.pods.insert("uid-1".into(), inside);
+    run_for(&mut world, Duration::from_secs(2)).await.unwrap();
+    assert_eq!(state(&world), (before, vec![]), "its process is looked for");
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_failed_op_stops_no_other_and_is_tried_again_later_and_later() {
     let mut world = world();

@@ -53,6 +53,8 @@ pub struct Route {
     cni: Option<&'static str>,
     /// The NIC's counters include the packets that bypass the node side.
     tells: bool,
+    /// The node side has a hook for packets to the pod. Without it, a tap that returns would see none of them.
+    has_hook: bool,
     is_around: bool,
     /// The first reading after the last packet that bypassed the node side.
     since: Option<(Duration, Carried)>,
@@ -64,7 +66,7 @@ impl Route {
     /// include the packets that bypass the node side. `is_inside`: the installed tap sees ingress at the NIC, because
     /// an earlier agent had a reason for it.
     pub fn new(cni: Option<&'static str>, tells: bool, is_inside: bool) -> Self {
-        Self { cni, tells, is_around: is_inside, since: None, returns: 0 }
+        Self { cni, tells, has_hook: true, is_around: is_inside, since: None, returns: 0 }
     }
 
     /// Why ingress is seen at the NIC. `None`: it is seen on the node side.
@@ -80,6 +82,11 @@ impl Route {
     /// Notes that programs of this CNI are on the node side.
     pub const fn learn(&mut self, cni: &'static str) {
         self.cni = Some(cni);
+    }
+
+    /// Notes whether the node side has a hook for packets to the pod.
+    pub const fn note_hook(&mut self, has_hook: bool) {
+        self.has_hook = has_hook;
     }
 
     /// Notes that the tap on the node side missed packets.
@@ -99,7 +106,7 @@ impl Route {
             Some(0) => {
                 let crossed = carried.nic.packets.saturating_sub(then.nic.packets);
                 let is_over = crossed >= FEW && at.saturating_sub(since) >= self.quiet();
-                if self.is_around && self.tells && is_over {
+                if self.is_around && self.tells && self.has_hook && is_over {
                     self.is_around = false;
                     self.returns += 1;
                 }
@@ -194,6 +201,17 @@ mod tests {
             first.into_iter().for_each(|first| route.read(carried(first + 99, first), Duration::ZERO));
             route.read(carried(then, 0), Duration::from_secs(30));
             prop_assert_eq!(route.inside(), Some(Reason::Around));
+        }
+    }
+
+    #[test]
+    fn a_tap_does_not_return_to_a_node_side_without_a_hook() {
+        let mut route = Route::new(None, true, true);
+        route.read(carried(0, 0), Duration::ZERO);
+        for (has_hook, inside) in [(false, Some(Reason::Around)), (true, None)] {
+            route.note_hook(has_hook);
+            route.read(carried(FEW, 0), LONGEST);
+            assert_eq!(route.inside(), inside);
         }
     }
 

@@ -118,8 +118,8 @@ pub struct PodLinks {
     pub nsid: Option<i32>,
     /// The devices, loopback included. Empty if they could not be read.
     pub links: Vec<Link>,
-    /// Why `links` is not the complete current list. Either the namespace could not be read, and `links` holds those
-    /// devices of the last reading that still exist; or the namespace has too many devices.
+    /// Why `links` is not the complete current list. Either the namespace could not be read or found, and `links` holds
+    /// those devices of the last reading or of installed taps that still exist; or the namespace has too many devices.
     pub stale: Option<String>,
 }
 

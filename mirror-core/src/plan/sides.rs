@@ -8,11 +8,12 @@
 //! ```
 //!
 //! Each step is a separate plan, and the second step begins only after the first is installed. So no packet is
-//! missed, whatever fails. If both sides see a packet, its mark prevents a second copy: the packet carries the mark
-//! from the node side to the NIC. `plan` calls this module.
+//! missed, whatever fails, unless the node side has no hook for them. If both sides see a packet, its mark prevents a
+//! second copy: the packet carries the mark from the node side to the NIC. `plan` calls this module.
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use super::is_missing;
 use crate::model::{Actual, Device, HookState, PodSide, Program, Tap};
 
 /// Sets the side of each tap for this plan: one step towards the wanted side. Returns the devices on which a tap will
@@ -37,9 +38,7 @@ pub(super) fn settle(taps: &mut BTreeMap<Device, Tap>, actual: &Actual) -> BTree
                     coming.insert(nic);
                 }
             }
-            (None, Some(before))
-                if before.sees || state(*device, Program::TapEgress) != HookState::Current =>
-            {
+            (None, Some(before)) if before.sees || is_missing(*device, Program::TapEgress, actual) => {
                 tap.head.pod_side = Some(PodSide { sees: false, ..before });
                 tap.head.exit = installed.and_then(|installed| installed.head.exit);
                 coming.insert(*device);

@@ -66,6 +66,12 @@ pub(super) fn mk_node(nics: &[(&Pod, u32, u32)]) -> LinkSnapshot {
     links
 }
 
+/// The taps of a selection as installed.
+fn installed(selection: &Selection) -> BTreeMap<Device, ActualTap> {
+    let as_installed = |tap: &Tap| ActualTap { tap: Some(tap.clone()), ..ActualTap::default() };
+    selection.taps.iter().map(|(device, tap)| (*device, as_installed(tap))).collect()
+}
+
 fn skips(selection: &Selection) -> Vec<(Option<&str>, &Why)> {
     selection.skipped.iter().map(|skipped| (skipped.nic.as_deref(), &skipped.why)).collect()
 }
@@ -327,17 +333,11 @@ fn taps_stay_where_a_namespace_cannot_be_read_and_nothing_has_changed() {
     let web = mk_pod("web", &[]);
     let mut links = mk_node(&[(&web, 2, 7), (&web, 3, 8)]);
     let Some(Ok(inside)) = links.pods.get_mut("uid-web") else { unreachable!() };
-    inside.links.push(mk_link(
-        4,
-        "net1",
-        LinkKind::Other("macvlan".into()),
-        Some(Peer { ifindex: 9, nsid: Some(0) }),
-    ));
+    let lower = Peer { ifindex: 9, nsid: Some(0) };
+    inside.links.push(mk_link(4, "net1", LinkKind::Other("macvlan".into()), Some(lower)));
     let netns = inside.netns;
     let before = select(&[wanted(&web, Directions::Both)], &[], &links, &policy());
-    let as_installed = |tap: &Tap| ActualTap { tap: Some(tap.clone()), ..ActualTap::default() };
-    let installed: BTreeMap<_, _> =
-        before.taps.iter().map(|(device, tap)| (*device, as_installed(tap))).collect();
+    let installed = installed(&before);
     let unread =
         |netns| PodLinks { netns, is_host: false, nsid: None, links: vec![], stale: Some("denied".into()) };
     let again = |links: &LinkSnapshot, inside: PodLinks, pod: &Pod| {
@@ -360,4 +360,41 @@ fn taps_stay_where_a_namespace_cannot_be_read_and_nothing_has_changed() {
     changed.host.remove(&IfIndex(7));
     changed.host.get_mut(&IfIndex(8)).unwrap().name = "veth9".into();
     assert_eq!(taps(again(&changed, unread(netns), &web)), [4], "other veths");
+}
+
+/// An agent is replaced while pods have no process, as with CRI-O between two runs of a container.
+#[test]
+fn taps_stay_where_a_pod_has_no_process_while_a_veth_of_it_is_left() {
+    let (web, db) = (mk_pod("web", &[]), mk_pod("db", &[]));
+    let mut links = mk_node(&[(&web, 2, 7), (&web, 3, 8), (&db, 2, 9)]);
+    let Some(Ok(inside)) = links.pods.get_mut("uid-web") else { unreachable!() };
+    let lower = Peer { ifindex: 9, nsid: Some(0) };
+    inside.links.push(mk_link(4, "net1", LinkKind::Other("macvlan".into()), Some(lower)));
+    let both = [&web, &db].map(|pod| wanted(pod, Directions::Both));
+    let before = select(&both, &[], &links, &policy());
+    let installed = installed(&before);
+    let again = |change: fn(&mut LinkSnapshot)| {
+        let mut links = links.clone();
+        links.pods.clear();
+        change(&mut links);
+        keep_installed(&mut links, &installed);
+        select(&both, &[], &links, &policy())
+    };
+    let after = again(|_| {});
+    assert_eq!(after.taps, before.taps);
+    assert_eq!(skips(&after), [(None, &Why::NoNetns), (None, &Why::NoNetns)]);
+
+    let taps = |change: fn(&mut LinkSnapshot)| {
+        again(change).taps.keys().map(|device| device.ifindex.0).collect::<Vec<_>>()
+    };
+    assert_eq!(taps(|_| {}), [7, 8, 9, 4]);
+    let changed = taps(|links| {
+        links.host.remove(&IfIndex(7));
+        links.host.get_mut(&IfIndex(9)).unwrap().name = "veth10".into();
+    });
+    assert_eq!(changed, [8, 4]);
+    let no_veth_of_web = taps(|links| links.host.retain(|ifindex, _| *ifindex == IfIndex(9)));
+    assert_eq!(no_veth_of_web, [9]);
+    let unknown = taps(|links| drop(links.pods.insert("uid-web".into(), Err("no such file".into()))));
+    assert_eq!(unknown, [9], "its namespace may be another one");
 }

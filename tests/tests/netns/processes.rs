@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use mirror_tests::{Agent, Capture, PodNs, PodSpec, PodsFile, check, eventually, scaled};
+use mirror_tests::{Agent, Capture, PodNs, PodSpec, PodsFile, Status, check, eventually, scaled};
 
 use crate::{Inside, MIRROR, Node, any_mode, shows};
 
@@ -92,6 +92,51 @@ fn a_pod_is_found_by_the_cgroup_of_its_process_and_followed_into_a_new_sandbox()
     pods.write(&[PodSpec::named("web").uid(&web_uid).mirror("true")]);
     lab.wait_mirrored(&[&again]);
     is_mirrored(&node, &again);
+    agent.stop();
+}
+
+/// An agent is killed between two runs of a container (CRI-O keeps no process of the pod then).
+#[test]
+fn a_pod_without_a_process_keeps_its_tap_and_its_ended_budget_with_the_next_agent() {
+    let node = Node::bridged("between-runs");
+    let Node { web, db, lab } = &node;
+    let uid = uid(6);
+    let spec = PodSpec::named("web").uid(&uid).mirror("true").annotated("podmirror.io/packets", "5");
+    let pods = PodsFile::new(lab, &[spec]);
+    let container = lab.container(web.netns(), &cgroupfs(&uid, "1"));
+    let agent = Agent::run_until(lab, any_mode(), &pods, &[], &[web]);
+    web.ping(db.v4(), 10, 56);
+    let is_ended = |status: &Status| {
+        let tap = status.tap(web.veth_host());
+        check(tap.ended.as_deref() == Some("packets"), || "the mirror has not ended".to_owned())
+    };
+    let before = lab.wait_status(is_ended);
+    let before = before.tap(web.veth_host());
+    drop(container);
+    agent.kill();
+
+    let agent = Agent::run(lab, any_mode(), &pods, &[]);
+    agent.wait_for_log(&["not mirrored", "\"default/web\"", "\"NoNetns\""]);
+    let is_same = |status: &Status| {
+        let tap = status.tap(web.veth_host());
+        assert_eq!(
+            (tap.serial, tap.total("copied"), tap.ended.as_deref()),
+            (before.serial, 5, Some("packets"))
+        );
+        assert!(tap.seen() >= before.seen(), "{tap:?}");
+    };
+    is_same(&lab.wait_mirrored(&[web]));
+
+    // The agent finds the next process soon.
+    let _container = lab.container(web.netns(), &cgroupfs(&uid, "2"));
+    lab.wait_status(|status| {
+        let told = status.notes.as_ref().map(|notes| notes["not_mirrored"].to_string());
+        check(told.as_deref() == Some("[]"), || format!("{told:?}"))
+    });
+    web.ping(db.v4(), 10, 56);
+    let status = lab.wait_mirrored(&[web]);
+    is_same(&status);
+    assert!(status.tap(web.veth_host()).seen() >= before.seen() + 20, "{status:?}");
     agent.stop();
 }
 

@@ -129,7 +129,7 @@ impl Inside {
     ///
     /// Some runtimes (CRI-O) keep no process between two runs of a container. So a pod without a process is considered
     /// to be in its last namespace, as long as one of its veths is unchanged: a sandbox is removed only together with
-    /// its veths.
+    /// its veths. For a new agent, `select::keep_installed` does this by the installed taps.
     async fn by_process(&mut self, node: &Node<'_>, pod: &PodNetns) -> anyhow::Result<Option<PodLinks>> {
         let uid = pod.uid.as_str();
         let (candidates, mut oldest) = match self.processes.namespaces(uid, self.host) {

@@ -276,6 +276,29 @@ async fn a_half_made_hub_delays_no_relay_device() {
     has_exit_after_a_round(world).await;
 }
 
+/// The device on the node has got an ingress qdisc, and so no egress hook. The tap stays in the pod until the pod opts
+/// out, and then leaves it without keeping the loop busy.
+#[tokio::test(start_paused = true)]
+async fn a_node_side_without_a_hook_is_no_reason_to_stay_in_a_pod_that_opts_out() {
+    let (mut world, mut traffic) = moved().await;
+    let end = world.dataplane.actual.taps.get_mut(&device(11)).unwrap();
+    (end.egress, end.hidden) = (HookState::Absent, vec![(Hook::Egress, Hidden::NoHook)]);
+    for _ in 0..9 {
+        traffic.passes(&mut world, 5, 0, 3).await;
+    }
+    let is_inside = |world: &World| {
+        let tap = world.dataplane.actual.taps[&device(11)].tap.as_ref().unwrap();
+        [tap.head.is_inside(), runs(world, nic(), Program::TapIngress), has_exit(world)]
+    };
+    assert_eq!((is_inside(&world), reasons(&world)), ([true; 3], vec![]));
+    annotate(&mut world, "pod-side-taps", "off");
+    let rounds = world.links.asked.len();
+    run_for(&mut world, Duration::from_secs(50)).await.unwrap();
+    let rounds = world.links.asked.len() - rounds;
+    assert!(rounds < 30, "{rounds} rounds in 50 s");
+    assert_eq!((is_inside(&world), reasons(&world)), ([false; 3], vec!["Hidden"]));
+}
+
 /// A program that hides packets at the hook that the tap no longer uses is no reason any more.
 #[tokio::test(start_paused = true)]
 async fn a_program_ahead_at_the_nodes_end_does_not_hide_what_reaches_the_pod() {

@@ -1,6 +1,6 @@
 //! A tap changes sides: no packet is missed, whatever fails.
 
-use mirror_common::verdict::{Direction, TapKind};
+use mirror_common::verdict::{Direction, Hook, TapKind};
 use proptest::{collection::vec, prelude::*};
 
 use super::{
@@ -9,7 +9,7 @@ use super::{
     worlds::{actual, desired},
 };
 use crate::{
-    model::{Capacity, Directions, NetnsId, Origin, Owner, PodId, PodSide},
+    model::{Capacity, Directions, Hidden, NetnsId, Origin, Owner, PodId, PodSide},
     settings::{NodeLimits, Settings},
 };
 
@@ -112,6 +112,24 @@ fn both_sides_see_until_the_new_one_is_found_in_place() {
     assert_eq!(step(&node), (vec![put(&node, false), detach], vec![]));
     assert_eq!(step(&node), (vec![], vec![]));
     assert_eq!(actual, installed(&node, capacity));
+}
+
+/// With an ingress qdisc, the device on the node has no egress hook, and the tap waits for nothing there.
+#[test]
+fn a_tap_leaves_the_pod_for_a_side_without_a_hook() {
+    let capacity = Capacity { taps: 9, sessions: 99, filters: 99, instructions: 99_999 };
+    let [node, inside] = [None, Some(NIC.ifindex)].map(wanted);
+    let mut actual = installed(&inside, capacity);
+    let end = actual.taps.get_mut(&NODE_END).unwrap();
+    (end.egress, end.hidden) = (HookState::Absent, vec![(Hook::Egress, Hidden::NoHook)]);
+    let mut step = || {
+        let Plan { ops, coming, .. } = plan(&node, &actual);
+        carry_out(&ops, &mut actual, |_| false, |_, _| {});
+        (ops, coming.into_iter().collect::<Vec<_>>())
+    };
+    assert_eq!(step(), (vec![put(&inside, false)], vec![NODE_END]));
+    assert_eq!(step(), (vec![put(&node, false), Op::Detach(NIC, Program::TapIngress)], vec![]));
+    assert_eq!(step(), (vec![], vec![]));
 }
 
 /// If the entry of a side could not be written, that side gets no program, and the program on the node side stays.
