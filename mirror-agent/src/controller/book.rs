@@ -119,12 +119,21 @@ struct Node {
     keys: BTreeSet<Key>,
     /// The node has more to report than a MirrorNode holds.
     has_more: bool,
+    /// The largest number of reports on objects of one namespace.
+    share: usize,
 }
 
 impl Node {
-    /// The last object in the report, if the report may lack the objects after it because there was no room.
-    fn last(&self) -> Option<&Key> {
-        self.keys.last().filter(|_| self.has_more)
+    /// Whether the report may lack this object because there was no room. Objects of the cluster come first, and the
+    /// namespaces share the rest (max-min): one that lacks room has at most one report less than any other. Within a
+    /// namespace the first objects get the room.
+    fn may_lack(&self, key: &Key) -> bool {
+        let is_beside = |of: &&Key| of.namespace == key.namespace;
+        let mut after = self.keys.range::<Key, _>(key..);
+        let before = self.keys.range::<Key, _>(..key).rev();
+        self.has_more
+            && after.next().is_none_or(|next| key.namespace.is_some() && !is_beside(&next))
+            && before.take_while(is_beside).count() + 1 >= self.share
     }
 }
 
@@ -178,6 +187,8 @@ impl<S: Summed> Book<S> {
             node.reported = reported.map(|Time(at)| *at);
             node.counts = is_current(node.reported, at);
             node.keys = reports.iter().map(S::key).collect();
+            let namespaces: Vec<_> = node.keys.iter().filter_map(|key| key.namespace.as_deref()).collect();
+            node.share = namespaces.chunk_by(|a, b| a == b).map(<[_]>::len).max().unwrap_or(0);
         }
         // The objects with a change, and whether it is more than counters.
         let mut marks = Vec::new();
@@ -204,8 +215,9 @@ impl<S: Summed> Book<S> {
         if before.counts != node.counts {
             marks.extend(node.keys.iter().map(|key| (key.clone(), true)));
         }
-        if before.last() != node.last() {
-            marks.extend(self.objects.keys().map(|key| (key.clone(), true)));
+        if (before.has_more, &before.keys) != (node.has_more, &node.keys) {
+            let changed = self.objects.keys().filter(|key| before.may_lack(key) != node.may_lack(key));
+            marks.extend(changed.map(|key| (key.clone(), true)));
         }
         if is_there {
             self.nodes.insert(name.to_owned(), node);
@@ -355,8 +367,7 @@ impl<S: Summed> Book<S> {
             entry.due = Some(again);
             self.due.insert((again, key.clone()));
         }
-        let is_left_out = |node: &&Node| node.last().is_some_and(|last| *last < key);
-        let left_out = self.nodes.values().filter(is_left_out).count();
+        let left_out = self.nodes.values().filter(|node| node.may_lack(&key)).count();
         // The API server stores whole seconds.
         let seconds = |at: Timestamp| Time(Timestamp::from_second(at.as_second()).unwrap_or(at));
         let asked = Asked { left_out, stale, reported: reported.map(seconds), ..entry.asked.clone() };

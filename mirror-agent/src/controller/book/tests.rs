@@ -2,6 +2,8 @@
 
 #![expect(clippy::unwrap_used, reason = "tests panic")]
 
+mod room;
+
 use k8s_openapi::jiff::SignedDuration;
 use mirror_api::{
     MirrorStatus, MirrorSummary, MirrorTargetStatus, Packets, Pods, TargetSummary,
