@@ -4,7 +4,8 @@
 //! each further failure. The same applies to a namespace that rejects Events (because of a quota, a policy or a right).
 //! Other Events do not shorten that pause. The Event of a problem is refreshed every 30 to 40 minutes, and a pod gets
 //! few new ones at a time, however often its annotations and devices change. News are posted once, and few at a time,
-//! because one change can be news for all pods of a cluster.
+//! because one change can be news for all pods of a cluster. The namespaces take turns with them, because one can have
+//! very many pods whose mirrors begin and end all the time.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -82,6 +83,8 @@ pub(super) struct Outbox {
     paces: BTreeMap<String, Pace>,
     /// The news of the node.
     news: Option<Pace>,
+    /// When news were last posted in each namespace; only times of the last half hour.
+    turns: BTreeMap<String, Instant>,
 }
 
 /// The next operation for an Event.
@@ -113,19 +116,21 @@ impl Outbox {
         let namespaces: BTreeSet<_> = self.facts.keys().map(|fact| &fact.pod.namespace).collect();
         self.pauses.retain(|of, _| of.as_ref().is_none_or(|namespace| namespaces.contains(namespace)));
         self.paces.retain(|_, pace| !pace.is_rested(now));
+        self.turns.retain(|_, last| *last + REFRESH > now);
     }
 
-    /// The Event to post next, the kind of the post, and its time, if not at once. Namespaces that have rejected Events
-    /// come last.
+    /// The Event to post next, the kind of the post, and its time, if not at once. Namespaces take turns with their news,
+    /// and those that have rejected Events come last.
     pub(super) fn next(&self) -> Option<(Fact, Post, Option<Instant>)> {
         let until = |of| self.pauses.get(&of).map(|(_, until)| *until);
         let server = until(None);
         let candidates = self.facts.iter().map(|(fact, entry)| {
             let namespace = until(Some(fact.pod.namespace.clone()));
             let pace = (entry.post == Post::Create).then(|| self.pace(fact)).flatten();
-            (server.max(namespace).max(pace).max(entry.due), namespace, fact, entry.post)
+            let turn = self.turns.get(&fact.pod.namespace).filter(|_| fact.is_news);
+            (server.max(namespace).max(pace).max(entry.due), namespace, turn, fact, entry.post)
         });
-        candidates.min().map(|(at, _, fact, post)| (fact.clone(), post, at))
+        candidates.min().map(|(at, .., fact, post)| (fact.clone(), post, at))
     }
 
     /// Notes the outcome for an Event.
@@ -153,6 +158,7 @@ impl Outbox {
         if entry.post == Post::Create {
             if fact.is_news {
                 self.news.get_or_insert(Pace::new(NEWS_PACE, NEWS_BURST)).take(now);
+                self.turns.insert(fact.pod.namespace.clone(), now);
             }
             let of_pod = self.paces.entry(fact.pod.uid.clone());
             of_pod.or_insert_with(|| Pace::new(PACE, BURST)).take(now);

@@ -204,6 +204,37 @@ fn news_are_posted_once_and_those_of_a_node_one_after_the_other() {
     assert!(outbox.next().is_none() && outbox.former.keys().all(|fact| !fact.is_news));
 }
 
+/// The mirrors of all pods in the namespace "many" begin and end all the time, more often than a node posts news.
+#[test]
+fn a_namespace_that_always_has_news_holds_up_no_other() {
+    let mut now = Instant::now();
+    let mut outbox = Outbox::default();
+    let news = |namespace: &str, pod: u32, note: u32| {
+        let note = note.to_string();
+        Fact { is_news: true, note, ..fact(namespace, &format!("{pod:03}")) }
+    };
+    let mut others = BTreeSet::new();
+    let mut posted = Vec::new();
+    for round in 0..100 {
+        if round == 90 {
+            others = [news("one", 0, 0), news("two", 0, 0), news("two", 1, 0)].into();
+        }
+        let many = (0..200).map(|pod| news("many", pod, round));
+        outbox.set(many.chain(others.iter().cloned()).collect(), now);
+        let (fact, how, at) = outbox.next().unwrap();
+        let at = at.unwrap_or(now).max(now);
+        outbox.note(&fact, WRITTEN, at);
+        others.remove(&fact);
+        posted.push((fact.pod.namespace, how, (at - now).as_secs()));
+        now = at;
+    }
+    assert!(posted[..90].iter().all(|(namespace, ..)| namespace == "many"));
+    let expected = ["one", "two", "many", "two", "many", "many", "many", "many", "many", "many"];
+    assert_eq!(posted[90..], expected.map(|namespace| (namespace.to_owned(), Post::Create, 5)));
+    outbox.set([].into(), now + REFRESH);
+    assert!(outbox.turns.is_empty());
+}
+
 #[test]
 fn a_pod_whose_mirror_always_comes_and_goes_gets_few_news() {
     let mut now = Instant::now();
