@@ -156,6 +156,12 @@ fn a_nic_that_is_moved_takes_no_filter_along() {
     pods.write_to_wake(&[PodSpec::of(web).mirror("true")]);
     wait_tapped(lab, &[web]);
     assert_eq!(traces(), 2);
+    // The tap uses the new relay device from the next round on; until then the target is down.
+    eventually(SOON, || {
+        web.ping(db.v4(), 1, 56);
+        let copied = tap(&lab.status(), web).map(|tap| tap.total("copied"));
+        check(copied > Some(0), || format!("{copied:?}"))
+    });
     is_mirrored(lab, web, db);
     agent.stop();
 }
