@@ -50,7 +50,8 @@ pub(crate) fn readme() -> Result<String> {
     let row = text.lines().find(|line| line.ends_with("|  |"));
     ensure!(
         row.is_none(),
-        "a value in deploy/chart/values.yaml has no comment that begins with `# -- `: {row:?}"
+        "a value in deploy/chart/values.yaml has no comment that begins with `# -- `: {}",
+        row.unwrap_or_default()
     );
     Ok(text)
 }

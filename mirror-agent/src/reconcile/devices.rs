@@ -49,7 +49,8 @@ pub(super) struct Devices {
     unread: Option<BTreeSet<String>>,
     /// The time and the result of the last attempt to create each device.
     tried: BTreeMap<Made, (Instant, Result<(), String>)>,
-    /// The errors for devices that could not be deleted. They affect no other device.
+    /// The errors for devices that could not be deleted, and for settings that devices of other software never take:
+    /// an MTU above the device's maximum, a VLAN whose lower device is down. They affect no other device.
     left: BTreeSet<String>,
     /// The longest wait for the next round, if an action is due without an event.
     wait: Option<Duration>,
@@ -93,7 +94,7 @@ impl Devices {
         self.wait
     }
 
-    /// The errors for devices that could not be deleted. They affect no other device.
+    /// The errors for devices that could not be deleted or set up. They affect no other device.
     pub(super) fn left(&self) -> &BTreeSet<String> {
         &self.left
     }
@@ -188,7 +189,15 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
                 (Some(device), _, done) => {
                     self.memory.devices.tried.insert(device, (Instant::now(), done));
                 }
-                (None, LinkChange::Delete(_) | LinkChange::DeleteExit(_), Err(error)) => {
+                (
+                    None,
+                    LinkChange::Delete(_)
+                    | LinkChange::DeleteExit(_)
+                    | LinkChange::SetMtu(..)
+                    | LinkChange::SetUp(_)
+                    | LinkChange::SetOffloads(_, true),
+                    Err(error),
+                ) => {
                     self.memory.devices.left.insert(error);
                 }
                 (None, _, Err(error)) => {

@@ -74,7 +74,8 @@ struct Table {
     refuses_exits: bool,
     /// Another process deletes each mirror interface at once.
     loses_mirrors: bool,
-    refuses_deletions: bool,
+    /// Devices can be neither deleted nor set up.
+    refuses_changes: bool,
     /// A NIC that a pod gets while the next change is carried out, with the UID of the pod.
     comes: Option<(String, Link)>,
     /// The pods of each snapshot.
@@ -130,8 +131,13 @@ impl LinkTable for Table {
                 let hub = Link { name, mtu, alias, ..link(91, LinkKind::Dummy) };
                 self.links.host.insert(hub.ifindex, hub);
             }
-            LinkChange::Delete(_) if self.refuses_deletions => anyhow::bail!("injected failure"),
+            LinkChange::Delete(ifindex) | LinkChange::SetUp(ifindex) if self.refuses_changes => {
+                anyhow::bail!("injected failure of {ifindex:?}")
+            }
             LinkChange::Delete(ifindex) => drop(self.links.host.remove(ifindex)),
+            LinkChange::SetUp(ifindex) => {
+                self.links.host.get_mut(ifindex).into_iter().for_each(|link| link.up = true);
+            }
             LinkChange::CreateExit(..) if self.refuses_exits => anyhow::bail!("injected failure"),
             LinkChange::CreateExit(netns, hub) => {
                 let peer = Some(Peer { ifindex: hub.0, nsid: Some(0) });

@@ -37,8 +37,10 @@ const CONNECTIONS: usize = 32;
 const DEADLINE: Duration = Duration::from_secs(10);
 /// Maximum length of a request in bytes: the minimum that hyper allows.
 const REQUEST: usize = 8192;
-/// Metrics are kept for this many times the time that it took to compute them.
+/// Metrics are kept for this many times the time that it took to compute them, but not longer than [`LONGEST`].
 const KEPT: u32 = 10;
+/// Half of the chart's interval between two scrapes: on a busy node a computation can take seconds.
+const LONGEST: Duration = Duration::from_secs(15);
 
 /// The sources of the answers, called for each request.
 pub struct Admin {
@@ -46,27 +48,28 @@ pub struct Admin {
     pub alive: Check,
     /// Whether it is ready; otherwise the reason.
     pub ready: Check,
-    /// Its metrics; see [`kept`].
-    pub metrics: Box<dyn Fn() -> anyhow::Result<Bytes> + Send + Sync>,
+    /// Its metrics, or the reason why they cannot be read; see [`kept`].
+    pub metrics: Box<dyn Fn() -> Result<Bytes, String> + Send + Sync>,
 }
 
 /// An answer to a probe.
 pub type Check = Box<dyn Fn() -> Result<(), String> + Send + Sync>;
 
 /// Returns a source of metrics that computes them if the last ones are too old. All answers share one copy.
-pub fn kept<F>(compute: F) -> Box<dyn Fn() -> anyhow::Result<Bytes> + Send + Sync>
+pub fn kept<F>(compute: F) -> Box<dyn Fn() -> Result<Bytes, String> + Send + Sync>
 where
     F: Fn() -> anyhow::Result<String> + Send + Sync + 'static,
 {
-    let last = Mutex::new((Instant::now(), Bytes::new()));
+    let last = Mutex::new((Instant::now(), Ok(Bytes::new())));
     Box::new(move || {
         let mut last = last.lock().unwrap_or_else(PoisonError::into_inner);
         let begun = Instant::now();
         if last.0 <= begun {
-            let metrics = compute()?.into();
-            *last = (Instant::now() + begun.elapsed() * KEPT, metrics);
+            let metrics = compute().map(Bytes::from).map_err(|error| format!("{error:#}"));
+            let rest = (begun.elapsed() * KEPT).min(LONGEST);
+            *last = (Instant::now() + rest, metrics);
         }
-        Ok(last.1.clone())
+        last.1.clone()
     })
 }
 
@@ -135,7 +138,7 @@ impl Admin {
                 response
             }
             Err(error) => {
-                text(StatusCode::INTERNAL_SERVER_ERROR, format!("cannot read the metrics: {error:#}\n"))
+                text(StatusCode::INTERNAL_SERVER_ERROR, format!("cannot read the metrics: {error}\n"))
             }
         }
     }

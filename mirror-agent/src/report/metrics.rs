@@ -1,6 +1,6 @@
 //! The metrics, in Prometheus' text format.
 //!
-//! Packets, bytes and the state of the mirrors are read from the pinned maps and the newest report at each scrape. Only
+//! Packets, bytes and the state of the mirrors are read from the pinned maps and the newest report. Only
 //! events without a lasting state (durations, failures) are counted as they happen, by the loop and the source of pods.
 //! This module cannot change any mirror. [`apiserver`] and [`controller`] have metrics of their own.
 

@@ -1,8 +1,9 @@
 //! The crates that are linked into the programs for users: bills of materials in the format CycloneDX, and the crates'
 //! licences.
 //!
-//! cargo says which crates these are. Procedural macros and build scripts run at the build alone, and are not among
-//! them.
+//! cargo says which crates these are, for each program alone. Built together, crates have more features; what a program
+//! does not use of them, the linker leaves out. Procedural macros and build scripts run at the build alone, and are not
+//! among them.
 
 use std::{
     collections::{BTreeMap, BTreeSet},

@@ -17,7 +17,7 @@ use std::{
 
 use anyhow::{Context as _, anyhow, bail};
 use aya::{
-    Ebpf, EbpfLoader,
+    Ebpf, EbpfLoader, VerifierLogLevel,
     maps::{Array, Map, MapInfo},
     programs::SchedClassifier,
     util::nr_cpus,
@@ -199,6 +199,9 @@ fn open(pins: &Pins, calls_filters: bool, inside: bool) -> anyhow::Result<Ebpf> 
     // A pinned map keeps the size that an earlier agent gave it.
     let pinned = MapInfo::from_pin(pins.maps().join("COUNTERS")).ok().map(|info| info.max_entries());
     EbpfLoader::new()
+        // Without a line for each step: a log of all steps can be too large for the verifier, which answers ENOSPC then,
+        // and not why it refuses a program.
+        .verifier_log_level(VerifierLogLevel::STATS)
         .default_map_pin_directory(pins.maps())
         .map_max_entries("COUNTERS", pinned.unwrap_or_else(|| sessions_that_fit(cpus)))
         .override_global(CALLS_FILTERS, &u32::from(calls_filters), true)

@@ -64,20 +64,23 @@ async fn a_pod_is_not_covered_while_the_target_of_its_mirror_is_down_for_long() 
     assert_eq!(told, [is.clone(), is.clone(), is.clone(), is.clone(), is_not, is]);
 }
 
-/// A device that cannot be deleted does not affect others: the agent is ready, and events do not wait.
+/// A device that can be neither deleted nor set up does not affect others: the agent is ready, and events do not wait.
 #[tokio::test(start_paused = true)]
-async fn a_device_that_cannot_be_deleted_blocks_no_round() {
+async fn a_device_that_cannot_be_changed_blocks_no_round() {
     let mut world = world();
     add_pod(&mut world, 1);
     let old = Link { name: "old0".into(), alias: Some(ALIAS.into()), ..link(50, LinkKind::Dummy) };
     world.links.links.host.insert(old.ifindex, old);
-    world.links.refuses_deletions = true;
+    let down = Link { name: "mirror0".into(), up: false, ..link(51, LinkKind::Dummy) };
+    world.links.links.host.insert(down.ifindex, down);
+    world.links.refuses_changes = true;
     assert!(!world.round().await.unwrap(), "blocked");
     let report = Report::clone(&world.reports().borrow());
-    assert_eq!((report.failures.len(), report.is_reconciled, tapped(&world)), (1, true, vec![11]));
-    world.links.refuses_deletions = false;
+    assert_eq!((report.failures.len(), report.is_reconciled, tapped(&world)), (2, true, vec![11]));
+    world.links.refuses_changes = false;
     run_for(&mut world, TICK * 2).await.unwrap();
     assert!(world.report.borrow().failures.is_empty() && !world.links.links.host.contains_key(&IfIndex(50)));
+    assert!(world.links.links.host[&IfIndex(51)].up);
 }
 
 /// An event in the history of a node.

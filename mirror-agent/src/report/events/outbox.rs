@@ -119,8 +119,8 @@ impl Outbox {
         self.turns.retain(|_, last| *last + REFRESH > now);
     }
 
-    /// The Event to post next, the kind of the post, and its time, if not at once. Namespaces take turns with their news,
-    /// and those that have rejected Events come last.
+    /// The Event to post next, the kind of the post, and its time, if not at once. Namespaces take turns with their news;
+    /// with other Events, those that have rejected some come last.
     pub(super) fn next(&self) -> Option<(Fact, Post, Option<Instant>)> {
         let until = |of| self.pauses.get(&of).map(|(_, until)| *until);
         let server = until(None);
@@ -128,7 +128,7 @@ impl Outbox {
             let namespace = until(Some(fact.pod.namespace.clone()));
             let pace = (entry.post == Post::Create).then(|| self.pace(fact)).flatten();
             let turn = self.turns.get(&fact.pod.namespace).filter(|_| fact.is_news);
-            (server.max(namespace).max(pace).max(entry.due), namespace, turn, fact, entry.post)
+            (server.max(namespace).max(pace).max(entry.due), turn, namespace, fact, entry.post)
         });
         candidates.min().map(|(at, .., fact, post)| (fact.clone(), post, at))
     }
