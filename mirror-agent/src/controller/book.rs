@@ -128,11 +128,14 @@ impl Node {
     /// namespaces share the rest (max-min): one that lacks room has at most one report less than any other. Within a
     /// namespace the first objects get the room.
     fn may_lack(&self, key: &Key) -> bool {
+        // Hardly any node has more, and each sum asks all nodes.
+        if !self.has_more {
+            return false;
+        }
         let is_beside = |of: &&Key| of.namespace == key.namespace;
         let mut after = self.keys.range::<Key, _>(key..);
         let before = self.keys.range::<Key, _>(..key).rev();
-        self.has_more
-            && after.next().is_none_or(|next| key.namespace.is_some() && !is_beside(&next))
+        after.next().is_none_or(|next| key.namespace.is_some() && !is_beside(&next))
             && before.take_while(is_beside).count() + 1 >= self.share
     }
 }
