@@ -5,7 +5,10 @@
 //!
 //! [`charge`] charges a copy to the meter of each [`Level`].
 
-use core::time::Duration;
+use core::{
+    sync::atomic::{Ordering, compiler_fence},
+    time::Duration,
+};
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
@@ -143,7 +146,7 @@ impl Meter {
     /// Charges one packet of `len` bytes at `now_ns`, or returns the reason for the refusal: `Ended` or `Limited`. A
     /// refused packet costs nothing. A clock that runs backwards grants no credit.
     #[inline(always)]
-    pub const fn take(&mut self, limits: &Limits, now_ns: u64, len: u32) -> Result<(), Verdict> {
+    pub fn take(&mut self, limits: &Limits, now_ns: u64, len: u32) -> Result<(), Verdict> {
         if is_used_up(self.packets, limits.packets)
             || is_used_up(self.bytes, limits.bytes)
             || is_used_up(now_ns, limits.ends_ns)
@@ -152,6 +155,9 @@ impl Meter {
         }
         if limits.has_rate() {
             self.count(limits, now_ns);
+            // The program reads the credits again. So they are unknown to the verifier, which does not go through the
+            // rest of the program once for each way to compute them.
+            compiler_fence(Ordering::SeqCst);
             // Any positive credit admits a packet, which may leave a debt. Otherwise a rate below one super-frame a
             // burst would admit no packet at all. The debt keeps the average exact.
             let packets_due = limits.ticks_per_packet != 0 && self.packet_credit <= 0;
@@ -183,8 +189,8 @@ impl Meter {
     pub const fn give_back(&mut self, limits: &Limits, len: u32) {
         if limits.has_rate() {
             let (packet, byte) = limits.prices(len);
-            self.packet_credit = self.packet_credit.saturating_add(packet);
-            self.byte_credit = self.byte_credit.saturating_add(byte);
+            self.packet_credit = add(self.packet_credit, packet);
+            self.byte_credit = add(self.byte_credit, byte);
         }
         // Saturating: the meter may have been cleared for another session since the charge.
         self.packets = self.packets.saturating_sub(1);
@@ -197,8 +203,8 @@ impl Meter {
     const fn draw(&mut self, limits: &Limits, len: u32) {
         if limits.has_rate() {
             let (packet, byte) = limits.prices(len);
-            self.packet_credit = self.packet_credit.saturating_sub(packet);
-            self.byte_credit = self.byte_credit.saturating_sub(byte);
+            self.packet_credit = subtract(self.packet_credit, packet);
+            self.byte_credit = subtract(self.byte_credit, byte);
         }
         self.packets = self.packets.wrapping_add(1);
         self.bytes = self.bytes.wrapping_add(len as u64);
@@ -216,8 +222,8 @@ impl Meter {
         // The whole pause counts, because a debt can be longer than a burst.
         let ticks = (least(elapsed_ns, i64::MAX as u64 / TICKS_PER_NS) * TICKS_PER_NS) as i64;
         let burst = least(limits.burst_ticks, MAX_PRICE);
-        self.packet_credit = least_credit(self.packet_credit.saturating_add(ticks), burst as i64);
-        self.byte_credit = least_credit(self.byte_credit.saturating_add(ticks), burst as i64);
+        self.packet_credit = least_credit(add(self.packet_credit, ticks), burst as i64);
+        self.byte_credit = least_credit(add(self.byte_credit, ticks), burst as i64);
     }
 }
 
@@ -229,6 +235,23 @@ const fn least(a: u64, b: u64) -> u64 {
 #[inline(always)]
 const fn least_credit(a: i64, b: i64) -> i64 {
     if a < b { a } else { b }
+}
+
+/// A credit plus `ticks`, which are not negative. A `saturating_add` with fewer branches: the verifier goes through the
+/// rest of the program once for each combination of them.
+#[inline(always)]
+const fn add(credit: i64, ticks: i64) -> i64 {
+    let sum = credit.wrapping_add(ticks);
+    let overflows = (!credit & sum) >> 63;
+    sum & !overflows | i64::MAX & overflows
+}
+
+/// A credit minus `ticks`, which are not negative: a `saturating_sub`, as in [`add`].
+#[inline(always)]
+const fn subtract(credit: i64, ticks: i64) -> i64 {
+    let rest = credit.wrapping_sub(ticks);
+    let overflows = (credit & !rest) >> 63;
+    rest & !overflows | i64::MIN & overflows
 }
 
 /// A credit at another price. Only a debt changes: a positive credit is a time. Units without a price leave no debt.

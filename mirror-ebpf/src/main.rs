@@ -9,7 +9,7 @@
 // For the atomic addition in `stream`.
 #![feature(asm_experimental_arch)]
 
-use core::ptr::NonNull;
+use core::{arch::asm, mem::MaybeUninit, ptr::NonNull};
 
 use aya_ebpf::{
     EbpfContext as _, Global,
@@ -222,7 +222,7 @@ impl Kernel for Skb {
     fn count(&mut self, session: &Session, direction: Direction, verdict: Verdict, removed: u32) {
         let Some(counters) = COUNTERS.get_ptr_mut(session.id) else { return };
         // The verifier must see the mask: it does not know the compiler's range analysis.
-        let verdict = core::hint::black_box(verdict as u32) as usize & (Verdict::SLOTS - 1);
+        let verdict = unknown(verdict as u32) as usize & (Verdict::SLOTS - 1);
         // SAFETY: the element belongs to this CPU. A program that interrupts this one on the same CPU between load and
         // store (a softirq during a process's own transmission) is excluded: tc runs with softirqs disabled.
         let Counter { packets, bytes } = unsafe { &mut (*counters).counters[direction as usize][verdict] };
@@ -235,6 +235,28 @@ impl Kernel for Skb {
         // A packet is shorter than 2 GiB. The verifier does not know that, and the compiler must not use it.
         core::hint::black_box(self.len >> 31)
     }
+}
+
+/// Returns a number below 2^30 that the verifier does not know afterwards. Otherwise it goes through the rest of the
+/// program once for each value.
+///
+/// On the stack, the verifier knows a number that begins where 8 bytes begin (since Linux 5.16 also one of 4 bytes), and
+/// anywhere else only zeros.
+#[inline(always)]
+fn unknown(number: u32) -> u32 {
+    const NOT_ZERO: u32 = 1 << 30;
+    let mut stack = MaybeUninit::<u64>::uninit();
+    let mut number = u64::from(number | NOT_ZERO);
+    // SAFETY: writes the second half of `stack`, and reads it.
+    unsafe {
+        asm!(
+            "*(u32 *)({stack} + 4) = {number}",
+            "{number} = *(u32 *)({stack} + 4)",
+            stack = in(reg) stack.as_mut_ptr(),
+            number = inout(reg) number,
+        );
+    }
+    number as u32 & !NOT_ZERO
 }
 
 /// Runs the program of a filter. Returns its return value, or 0 if the program does not exist.

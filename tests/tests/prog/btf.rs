@@ -237,12 +237,13 @@ impl Btf {
 }
 
 /// The verifier processes at most a million instructions of a program, and each instruction once for every path to it.
+/// More than a tenth of that is time that each start of the agent, and each tap inside a pod, takes.
 #[test]
 fn the_verifier_has_room_for_eight_sessions() {
     let mut bench = Bench::new("verifier");
     for name in ["tap_ingress", "tap_egress"] {
         if let Some(verified) = bench.verified(name) {
-            assert!(verified < 500_000, "{name}: {verified}");
+            assert!(verified < 150_000, "{name}: {verified}");
         }
     }
 }

@@ -2,8 +2,8 @@
 //!
 //! ```text
 //! node side     one set of programs for all hooks on the node
-//! pod side      one set for each pod, with the inode of its network namespace in a variable. The kernel needs some
-//!               tenths of a second to load a set, so the set for the next pod is loaded in advance, but not while the
+//! pod side      one set for each pod, with the inode of its network namespace in a variable. The kernel needs a tenth
+//!               of a second to load a program, so the one for the next pod is loaded in advance, but not while the
 //!               agent starts: most nodes need none
 //! ```
 
