@@ -4,11 +4,9 @@
 //! 4.15), for an agent with CAP_NET_ADMIN there. So no thread enters a pod's namespace, and a reading takes up to three
 //! short requests for each NIC. `netlink` calls it; `mirror_core::coverage` evaluates the counters.
 
-use std::{
-    fs::File,
-    io::{BufRead, BufReader},
-};
+use std::fs;
 
+use memchr::memmem;
 use mirror_common::verdict::Direction;
 use mirror_core::coverage::{Carried, Count};
 use netlink_packet_core::NetlinkPayload;
@@ -100,36 +98,6 @@ fn counters(message: LinkMessage) -> Option<Counters> {
 /// It does so from 6.7 on, and distributions have backported the change. The same change added a name to the kernel's
 /// types, which this function searches for in the strings of the BTF. Without BTF the result is false.
 pub(super) fn show_redirects() -> bool {
-    File::open("/sys/kernel/btf/vmlinux")
-        .is_ok_and(|btf| has_string(BufReader::new(btf), "NETDEV_PCPU_STAT_TSTATS"))
-}
-
-/// Whether a file contains this text between two zero bytes.
-fn has_string(mut file: impl BufRead, text: &str) -> bool {
-    let mut bytes = Vec::new();
-    while file.read_until(0, &mut bytes).is_ok_and(|length| length > 0) {
-        if bytes.strip_suffix(&[0]) == Some(text.as_bytes()) {
-            return true;
-        }
-        bytes.clear();
-    }
-    false
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_string_is_found_whole() {
-        for (bytes, expected) in [
-            (&b"\0\x01\xffNAME\0NAME\0"[..], true),
-            (b"NAME\0", true),
-            (b"\0NAMES\0ANAME\0NAM\0E\0", false),
-            (b"\0NAME", false),
-            (b"", false),
-        ] {
-            assert_eq!(has_string(bytes, "NAME"), expected, "{bytes:?}");
-        }
-    }
+    fs::read("/sys/kernel/btf/vmlinux")
+        .is_ok_and(|btf| memmem::find(&btf, b"\0NETDEV_PCPU_STAT_TSTATS\0").is_some())
 }
