@@ -1,4 +1,4 @@
-//! The CPU time of a thread. The reconcile loop measures its rounds with it.
+//! The CPU time of a thread. The reconcile loop measures its rounds and readings with it.
 
 use std::time::Duration;
 

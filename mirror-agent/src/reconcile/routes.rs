@@ -22,7 +22,7 @@ use tracing::{debug, info};
 
 use super::Reconciler;
 use crate::{
-    kernel::{dataplane::Dataplane, links::LinkTable},
+    kernel::{cpu, dataplane::Dataplane, links::LinkTable},
     model::{Actual, Desired, Device, LinkSnapshot, Owner, Tap},
     select::{Capture, Choice, Selection, select},
     sources::PodSource,
@@ -158,14 +158,15 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
         self.memory.routes.wait = None;
         let unknown = self.memory.routes.of.iter().filter(|(_, (_, route))| !route.knows_cni());
         let unknown: Vec<_> = unknown.map(|(device, _)| *device).collect();
-        let began = Instant::now();
         if unknown.is_empty() {
             return;
         }
-        if began < self.memory.routes.due {
-            self.memory.routes.wait = self.memory.routes.is_woken.then(|| self.memory.routes.due - began);
+        let now = Instant::now();
+        if now < self.memory.routes.due {
+            self.memory.routes.wait = self.memory.routes.is_woken.then(|| self.memory.routes.due - now);
             return;
         }
+        let began = cpu::time();
         self.memory.routes.is_woken = false;
         for device in unknown {
             let Some(cni) = self.cni_at(device).await else { continue };
@@ -175,7 +176,7 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
                 log_change(owner, before, route.inside());
             }
         }
-        self.memory.routes.due = Instant::now() + rest(began.elapsed(), EVERY);
+        self.memory.routes.due = Instant::now() + rest(cpu::time().saturating_sub(began), EVERY);
     }
 
     /// Returns the known CNI that has a program at a device of the node.

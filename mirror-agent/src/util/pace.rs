@@ -10,7 +10,8 @@ use tokio::time::Instant;
 /// The longest [`rest`].
 const LONGEST: Duration = Duration::from_secs(30);
 
-/// The pause after work that took this long. It takes at most about 1 % of the time, however much there is to do.
+/// The pause after work that took this long, at most about 1 % of the time, however much there is to do. `took` is CPU
+/// time where one thread does the work: on a busy node, waiting for the CPU must not make the pauses longer.
 pub(crate) fn rest(took: Duration, shortest: Duration) -> Duration {
     (took * 100).clamp(shortest, LONGEST)
 }

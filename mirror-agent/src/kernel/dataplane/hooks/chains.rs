@@ -12,6 +12,7 @@ use tokio::time::Instant;
 
 use super::{EVERY, tcx};
 use crate::{
+    kernel::cpu,
     model::{IfIndex, Program},
     util::pace::rest,
 };
@@ -21,16 +22,16 @@ use crate::{
 pub(super) struct Chains {
     /// The ids of the programs at each hook.
     seen: BTreeMap<(IfIndex, Program), Vec<u32>>,
-    /// The time and the duration of the last read.
+    /// The time of the last read, and its CPU time.
     last: Option<(Instant, Duration)>,
 }
 
 impl Chains {
     /// Reads the chains of these hooks. Later polls read these hooks only.
     pub(super) fn follow(&mut self, hooks: &BTreeSet<(IfIndex, Program)>) {
-        let began = Instant::now();
+        let (at, began) = (Instant::now(), cpu::time());
         self.seen = hooks.iter().map(|hook| (*hook, ids(*hook))).collect();
-        self.last = Some((began, began.elapsed()));
+        self.last = Some((at, cpu::time().saturating_sub(began)));
     }
 
     /// The time of the next poll; `None` if there is no chain to poll.
