@@ -14,6 +14,12 @@ fn packets_per_second(rate: u64, burst_ns: u64) -> Limits {
 }
 
 proptest! {
+    #[test]
+    fn credits_saturate(credit in any::<i64>(), ticks in 0..=i64::MAX) {
+        prop_assert_eq!(add(credit, ticks), credit.saturating_add(ticks));
+        prop_assert_eq!(subtract(credit, ticks), credit.saturating_sub(ticks));
+    }
+
     /// Over any period, at most the rate, one burst and one packet pass.
     #[test]
     fn a_limit_is_never_exceeded(
