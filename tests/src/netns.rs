@@ -4,11 +4,12 @@
 //! hides the BPF file system.
 
 use std::{
+    ffi::OsStr,
     fs::{self, File},
     io,
-    os::{fd::AsRawFd, unix::process::CommandExt},
+    os::fd::AsRawFd,
     path::{Path, PathBuf},
-    process::{Command, Output},
+    process::{self, Command, Output},
     thread,
 };
 
@@ -83,18 +84,11 @@ impl Netns {
         }
     }
 
-    /// A command that will run in the namespace.
-    pub fn command(&self, program: impl AsRef<std::ffi::OsStr>) -> Command {
-        let mut command = Command::new(program);
-        let fd = self.file.as_raw_fd();
-        // SAFETY: setns(2) is async-signal-safe, and the file outlives the child's exec: `self` is borrowed until
-        // the command is made, and the tests keep a namespace longer than the commands in it.
-        unsafe {
-            command.pre_exec(move || match libc::setns(fd, libc::CLONE_NEWNET) {
-                0 => Ok(()),
-                _ => Err(io::Error::last_os_error()),
-            });
-        }
+    /// A command that will run in the namespace, by nsenter(1). With a `pre_exec` that enters the namespace, each start
+    /// would copy the page tables of this process.
+    pub fn command(&self, program: impl AsRef<OsStr>) -> Command {
+        let mut command = Command::new("nsenter");
+        command.arg(format!("--net=/proc/{}/fd/{}", process::id(), self.file.as_raw_fd())).arg(program);
         command
     }
 
@@ -102,7 +96,6 @@ impl Netns {
     pub fn try_run(&self, line: &str) -> Output {
         let mut words = line.split_whitespace();
         let program = words.next().expect("a command");
-        // Not by `command`: with its `pre_exec`, each start would copy the page tables of this process.
         let run = self.enter(|| Command::new(program).args(words).output());
         run.unwrap_or_else(|error| panic!("cannot run {program}: {error}"))
     }
