@@ -78,8 +78,7 @@ pub(crate) struct TestArgs {
 /// Runs the levels in order.
 pub(crate) fn run(args: TestArgs) -> Result<()> {
     let TestArgs { levels, all, kubeconfig, import, arguments } = args;
-    let given = kubeconfig.zip(import).map(|(path, import)| Existing::connect(&path, Some(import)));
-    let given = given.transpose()?;
+    let given = kubeconfig.zip(import).map(|(path, by)| Existing::connect(&path, Some(by))).transpose()?;
     let is_right = given.is_none() || levels == [Level::Cluster];
     ensure!(is_right, "--kubeconfig is for the level cluster alone: say `--level cluster`");
     let asked_for = !levels.is_empty();

@@ -3,6 +3,7 @@
 use std::{
     fs,
     io::{BufRead as _, BufReader},
+    os::unix::process::ExitStatusExt as _,
     process::{Command, Stdio},
     time::Instant,
 };
@@ -39,13 +40,13 @@ pub(super) fn boot(kernel: Kernel, script: &str) -> Result<()> {
     qemu.args(["-fsdev", &share_option, "-device", "virtio-9p-pci,fsdev=share,mount_tag=share"]);
 
     step(&format!("booting Linux {}", image.release));
-    let outcome = watch(&qemu);
+    let outcome = watch(&qemu, 2);
     fs::remove_dir_all(&share)?;
     outcome.with_context(|| format!("on Linux {}", image.release))
 }
 
-/// Prints the console until qemu ends, or the time limit has passed.
-fn watch(qemu: &Command) -> Result<()> {
+/// Prints the console until qemu ends, or the time limit has passed. Boots the guest this many times if qemu aborts.
+fn watch(qemu: &Command, attempts: u32) -> Result<()> {
     let started = Instant::now();
     let mut limited = command("timeout");
     // In the foreground, Ctrl-C ends qemu too.
@@ -55,8 +56,7 @@ fn watch(qemu: &Command) -> Result<()> {
     let console = child.stdout.take().context("qemu has no output")?;
     let mut outcome = None;
     for line in BufReader::new(console).split(b'\n') {
-        let line = line?;
-        let line = String::from_utf8_lossy(&line);
+        let line = String::from_utf8_lossy(&line?).into_owned();
         match line.trim_end().split_once(MARKER) {
             Some((_, told)) => outcome = Some(told.to_owned()),
             None => println!("{}", line.trim_end()),
@@ -68,6 +68,8 @@ fn watch(qemu: &Command) -> Result<()> {
         Some("exit code 0") => Ok(()),
         Some(other) => bail!("{other}"),
         None if status.code() == Some(124) => bail!("the guest did not end within {TIME_LIMIT} s"),
+        // SIGABRT. qemu 10.0 sometimes fails an assertion in `iotlb_to_section` while a guest boots.
+        None if status.signal() == Some(6) && attempts > 1 => watch(qemu, attempts - 1),
         None => bail!("the guest ended without a word, as after a panic (qemu: {status})"),
     }
 }
