@@ -13,9 +13,9 @@ use std::{
 
 use aya::{
     Ebpf, EbpfLoader,
-    maps::{Array, Map, MapData, MapInfo, PerCpuArray, loaded_maps},
+    maps::{Array, Map, MapData, MapInfo, PerCpuArray},
     programs::{
-        LinkOrder, Program, ProgramError, ProgramInfo, SchedClassifier, TcAttachType, XdpMode, loaded_links,
+        LinkOrder, Program, ProgramError, ProgramInfo, SchedClassifier, TcAttachType, XdpMode,
         loaded_programs,
         tc::{NlOptions, TcAttach},
     },
@@ -88,14 +88,36 @@ impl BpfObjects {
 
     /// The objects that still exist.
     pub fn remaining(&self) -> Self {
+        const BPF_PROG_GET_NEXT_ID: libc::c_int = 11;
+        const BPF_MAP_GET_NEXT_ID: libc::c_int = 12;
+        const BPF_LINK_GET_NEXT_ID: libc::c_int = 31;
         let of =
-            |wanted: &BTreeSet<u32>, there: BTreeSet<u32>| wanted.intersection(&there).copied().collect();
+            |ids: &BTreeSet<u32>, next_id| ids.iter().copied().filter(|id| exists(*id, next_id)).collect();
         Self {
-            maps: of(&self.maps, loaded_maps().flatten().map(|map| map.id()).collect()),
-            links: of(&self.links, loaded_links().flatten().map(|link| link.id()).collect()),
-            programs: of(&self.programs, loaded_programs().flatten().map(|program| program.id()).collect()),
+            maps: of(&self.maps, BPF_MAP_GET_NEXT_ID),
+            links: of(&self.links, BPF_LINK_GET_NEXT_ID),
+            programs: of(&self.programs, BPF_PROG_GET_NEXT_ID),
         }
     }
+}
+
+/// Whether an object with this id exists. `next_id` is the command that returns the next id of its kind.
+///
+/// Does not open the object. If a process opens a program array that has lost its last user, and closes it again, the
+/// kernel clears the map twice. If the first clearing is still pending then, the kernel never frees the map
+/// (`prog_array_map_clear()` in kernel/bpf/arraymap.c, Linux 6.18).
+fn exists(id: u32, next_id: libc::c_int) -> bool {
+    /// The part of `union bpf_attr` that the command uses.
+    #[repr(C)]
+    struct NextId {
+        start: u32,
+        next: u32,
+        open_flags: u32,
+    }
+    let mut attr = NextId { start: id - 1, next: 0, open_flags: 0 };
+    // SAFETY: the kernel reads and writes the given number of bytes.
+    let code = unsafe { libc::syscall(libc::SYS_bpf, next_id, &raw mut attr, size_of::<NextId>()) };
+    code == 0 && attr.next == id
 }
 
 /// The type of a map (include/uapi/linux/bpf.h).
