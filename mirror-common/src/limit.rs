@@ -155,8 +155,8 @@ impl Meter {
         }
         if limits.has_rate() {
             self.count(limits, now_ns);
-            // The program reads the credits again. So they are unknown to the verifier, which does not go through the
-            // rest of the program once for each way to compute them.
+            // The fence makes the program read the credits from the meter again, so the verifier does not know them.
+            // Otherwise, it would go through the rest of the program once for each way to compute them.
             compiler_fence(Ordering::SeqCst);
             // Any positive credit admits a packet, which may leave a debt. Otherwise a rate below one super-frame a
             // burst would admit no packet at all. The debt keeps the average exact.

@@ -6,7 +6,7 @@
 //! packet.
 #![no_std]
 #![no_main]
-// For the atomic addition in `stream`.
+// For the assembly in `stream` and `unknown`.
 #![feature(asm_experimental_arch)]
 
 use core::{arch::asm, mem::MaybeUninit, ptr::NonNull};
@@ -240,8 +240,8 @@ impl Kernel for Skb {
 /// Returns a number below 2^30 that the verifier does not know afterwards. Otherwise it goes through the rest of the
 /// program once for each value.
 ///
-/// On the stack, the verifier knows a number that begins where 8 bytes begin (since Linux 5.16 also one of 4 bytes), and
-/// anywhere else only zeros.
+/// On the stack, the verifier tracks a number only at the start of an aligned slot of 8 bytes (since Linux 5.16 also a
+/// shorter one there). Elsewhere it tracks only zeros, so a bit is set.
 #[inline(always)]
 fn unknown(number: u32) -> u32 {
     const NOT_ZERO: u32 = 1 << 30;

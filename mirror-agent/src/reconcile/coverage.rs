@@ -20,7 +20,7 @@ use super::{
 };
 use crate::{
     kernel::{
-        cpu,
+        cpu::Work,
         dataplane::{Dataplane, TapCount},
         links::{LinkTable, NicPlace},
     },
@@ -30,7 +30,6 @@ use crate::{
     report::{Judged, NicCoverage, Report},
     select::{Skipped, Why},
     sources::PodSource,
-    util::pace::rest,
 };
 
 /// The shortest interval between two readings.
@@ -66,7 +65,7 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
     /// Reads and evaluates the counters. Returns whether a state has changed, so that a round is necessary. Otherwise
     /// the report already has the new numbers.
     pub(super) async fn read_counters(&mut self) -> bool {
-        let began = cpu::time();
+        let work = Work::begin();
         let (devices, places) = self.memory.coverage.places();
         let before = self.dataplane.seen(&devices);
         let carried = self.links.counters(&places).await;
@@ -85,7 +84,7 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
             let carried = carried.get(&device).map(|carried| &carried[INGRESS]);
             has_changed |= self.memory.routes.take(device, carried, is_bypassed);
         }
-        self.memory.coverage.due = Some(Instant::now() + rest(cpu::time().saturating_sub(began), EVERY));
+        self.memory.coverage.due = Some(Instant::now() + work.rest(EVERY));
         if !has_changed {
             let coverage = self.memory.coverage.report(&self.memory.routes);
             let report = Report { coverage, ..Report::clone(&self.report.borrow()) };

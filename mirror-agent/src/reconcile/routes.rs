@@ -22,11 +22,10 @@ use tracing::{debug, info};
 
 use super::Reconciler;
 use crate::{
-    kernel::{cpu, dataplane::Dataplane, links::LinkTable},
+    kernel::{cpu::Work, dataplane::Dataplane, links::LinkTable},
     model::{Actual, Desired, Device, LinkSnapshot, Owner, Tap},
     select::{Capture, Choice, Selection, select},
     sources::PodSource,
-    util::pace::rest,
 };
 
 /// The index of packets to the pod, in tables by direction.
@@ -166,7 +165,7 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
             self.memory.routes.wait = self.memory.routes.is_woken.then(|| self.memory.routes.due - now);
             return;
         }
-        let began = cpu::time();
+        let work = Work::begin();
         self.memory.routes.is_woken = false;
         for device in unknown {
             let Some(cni) = self.cni_at(device).await else { continue };
@@ -176,7 +175,7 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
                 log_change(owner, before, route.inside());
             }
         }
-        self.memory.routes.due = Instant::now() + rest(cpu::time().saturating_sub(began), EVERY);
+        self.memory.routes.due = Instant::now() + work.rest(EVERY);
     }
 
     /// Returns the known CNI that has a program at a device of the node.

@@ -10,10 +10,10 @@ use tokio::time::Instant;
 /// The longest [`rest`].
 const LONGEST: Duration = Duration::from_secs(30);
 
-/// The pause after work that took this long, at most about 1 % of the time, however much there is to do. `took` is CPU
-/// time where one thread does the work: on a busy node, waiting for the CPU must not make the pauses longer.
+/// The pause after work that took this long. The work takes about 1 % of the time, or more if it takes longer than
+/// 300 ms.
 pub(crate) fn rest(took: Duration, shortest: Duration) -> Duration {
-    (took * 100).clamp(shortest, LONGEST)
+    (took * 100).max(shortest).min(LONGEST)
 }
 
 /// The rate limit of the writes of one object.

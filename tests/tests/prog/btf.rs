@@ -237,7 +237,7 @@ impl Btf {
 }
 
 /// The verifier processes at most a million instructions of a program, and each instruction once for every path to it.
-/// More than a tenth of that is time that each start of the agent, and each tap inside a pod, takes.
+/// A program above this bound delays each start of the agent, and each tap inside a pod.
 #[test]
 fn the_verifier_has_room_for_eight_sessions() {
     let mut bench = Bench::new("verifier");

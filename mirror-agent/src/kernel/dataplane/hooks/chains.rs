@@ -3,18 +3,14 @@
 //! The kernel sends no event when a chain changes. So the agent reads the ids of the programs once a second, or less
 //! often if that would take more than 1 % of the time. A round evaluates a changed chain.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    time::Duration,
-};
+use std::collections::{BTreeMap, BTreeSet};
 
 use tokio::time::Instant;
 
 use super::{EVERY, tcx};
 use crate::{
-    kernel::cpu,
+    kernel::cpu::Work,
     model::{IfIndex, Program},
-    util::pace::rest,
 };
 
 /// The chains, as last read.
@@ -22,22 +18,21 @@ use crate::{
 pub(super) struct Chains {
     /// The ids of the programs at each hook.
     seen: BTreeMap<(IfIndex, Program), Vec<u32>>,
-    /// The time of the last read, and its CPU time.
-    last: Option<(Instant, Duration)>,
+    /// The time of the next poll; `None` before the first read.
+    due: Option<Instant>,
 }
 
 impl Chains {
     /// Reads the chains of these hooks. Later polls read these hooks only.
     pub(super) fn follow(&mut self, hooks: &BTreeSet<(IfIndex, Program)>) {
-        let (at, began) = (Instant::now(), cpu::time());
+        let work = Work::begin();
         self.seen = hooks.iter().map(|hook| (*hook, ids(*hook))).collect();
-        self.last = Some((at, cpu::time().saturating_sub(began)));
+        self.due = Some(Instant::now() + work.rest(EVERY));
     }
 
     /// The time of the next poll; `None` if there is no chain to poll.
     pub(super) fn due(&self) -> Option<Instant> {
-        let (at, took) = self.last.filter(|_| !self.seen.is_empty())?;
-        Some(at + rest(took, EVERY))
+        self.due.filter(|_| !self.seen.is_empty())
     }
 
     /// Polls the chains. Returns whether one has changed.
