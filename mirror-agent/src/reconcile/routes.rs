@@ -5,7 +5,7 @@
 //!
 //! A CNI can attach its programs after the tap, and change its mode while pods run. So each round queries the taps
 //! without a known CNI again: a changed filter or chain causes a round. It queries at most once a second, and less
-//! often if that would take more than 1 % of the time. If an event causes a round too early, another round follows.
+//! often if that would take more than 1 % of a CPU. If an event causes a round too early, another round follows.
 
 use std::{
     collections::{BTreeMap, BTreeSet},

@@ -1,7 +1,7 @@
 //! [`Chains`]: polls the TCX and netkit chains of the node's hooks.
 //!
 //! The kernel sends no event when a chain changes. So the agent reads the ids of the programs once a second, or less
-//! often if that would take more than 1 % of the time. A round evaluates a changed chain.
+//! often if that would take more than 1 % of a CPU. A round evaluates a changed chain.
 
 use std::collections::{BTreeMap, BTreeSet};
 
