@@ -3,7 +3,8 @@
 use std::{fs, os::unix::fs::MetadataExt as _, time::UNIX_EPOCH};
 
 use mirror_tests::{
-    Agent, Exit, Frames, Lab, PacketFile, PodNs, PodsFile, SOON, Tail, check, eventually, while_pinging,
+    Agent, Exit, Flood, Frames, Lab, PacketFile, PodNs, PodsFile, SOON, Tail, check, eventually,
+    while_pinging,
 };
 use serde_json::json;
 
@@ -14,10 +15,16 @@ use crate::{
     streams::{TARGET, streamed, wait_stream},
 };
 
-/// Starts a recorder of the target, and waits until it reads.
+/// Starts a recorder of the target with a memory of 1 MB, and waits until it reads.
 #[track_caller]
 fn recorder(lab: &Lab) -> Tail {
-    let mut command = lab.agent(&["recorder", "--target", "live", "--ring", "1MB"]);
+    recorder_of(lab, "1MB")
+}
+
+/// The same with a memory of this size.
+#[track_caller]
+fn recorder_of(lab: &Lab, size: &str) -> Tail {
+    let mut command = lab.agent(&["recorder", "--target", "live", "--ring", size]);
     let recorder = Tail::of(&mut command, lab.files().join("none"));
     wait_stream(lab, true);
     recorder
@@ -104,6 +111,29 @@ fn what_is_recorded_outlives_the_agent() {
     let netns = fs::metadata(lab.node().path()).unwrap().ino();
     assert!(!fs::exists(format!("/run/podmirror/{netns}.live.recorder")).unwrap());
     wait_stream(lab, false);
+}
+
+/// Packets arrive while a recorder reads everything that was copied until a question.
+#[test]
+fn a_recorder_of_a_busy_pod_answers_without_a_loss() {
+    let Node { web, db, lab } = &Node::bridged("asked");
+    let pods = PodsFile::new(lab, &[streamed(web).annotated("podmirror.io/filter", "udp")]);
+    let agent = Agent::run_until(lab, any_mode(), &pods, &TARGET, &[web]);
+    let recorder = recorder_of(lab, "200MB");
+    let flood = Flood::start(web, db);
+    for _ in 0..8 {
+        flood.go_on(500);
+        recorded(lab, &["--pod", "default/other"], 0);
+    }
+    // Each datagram goes there and back.
+    let all = flood.stop() * 2;
+    let tap = lab.status().tap(web.veth_host()).clone();
+    let (copied, lost) = (tap.total("copied"), tap.total("lost"));
+    assert_eq!(copied + lost, all as u64);
+    assert_eq!(recorded(lab, &ALL, copied as usize).statistics, [(all as u64, lost)]);
+    recorder.interrupt();
+    assert_eq!(recorder.exit().code, Some(0));
+    agent.stop();
 }
 
 /// An agent starts while the API server is away. The recorder reads from then on, and misses nothing when the server

@@ -171,7 +171,7 @@ impl Reading {
         }
     }
 
-    /// Reads some records that were written until `end_ns` (`CLOCK_MONOTONIC`). Reads nothing while earlier blocks
+    /// Reads some records, until one that was written after `end_ns` (`CLOCK_MONOTONIC`). Reads nothing while earlier blocks
     /// still wait for the reader of the pipe: then the ring fills up, and the taps count the lost packets.
     fn batch(&mut self, end_ns: u64) -> anyhow::Result<Batch> {
         let Self { ring, sessions, recorder, past_ns, .. } = self;
@@ -181,16 +181,13 @@ impl Reading {
         let mut is_empty = false;
         if !recorder.is_stalled() {
             is_empty = ring.read(|head, bytes| {
+                if head.time_ns > *past_ns {
+                    looked = sessions.read_one(head.serial, recorder);
+                    progress = recorder.record(head, bytes);
+                }
+                // A late record is recorded, too: it is no longer in the ring.
                 is_late = head.time_ns > end_ns;
-                if is_late {
-                    return ControlFlow::Break(());
-                }
-                if head.time_ns <= *past_ns {
-                    return ControlFlow::Continue(());
-                }
-                looked = sessions.read_one(head.serial, recorder);
-                progress = recorder.record(head, bytes);
-                if progress == Progress::Complete || looked.is_err() || recorder.is_stalled() {
+                if is_late || progress == Progress::Complete || looked.is_err() || recorder.is_stalled() {
                     ControlFlow::Break(())
                 } else {
                     ControlFlow::Continue(())
@@ -233,8 +230,8 @@ impl Reading {
         Ok(())
     }
 
-    /// Closes the connection to the agent, and reads what was written until `end_ns` (`CLOCK_MONOTONIC`). The recording
-    /// can continue with another ring.
+    /// Closes the connection to the agent, and reads what was written until `end_ns` (`CLOCK_MONOTONIC`) or just after.
+    /// The recording can continue with another ring.
     pub(super) fn leave(
         mut self,
         agent: UnixStream,
