@@ -194,6 +194,7 @@ fn a_pod_is_mirrored(scene: &Scene, mode: AttachMode, talk: impl Fn(&PodNs, &Pod
     assert_eq!(scene.exits(), [true, false], "only a pod with a tap gets an exit");
     let exit = web.netns().ip(&format!("-d -o address show dev {EXIT}"));
     assert!(!exit.contains("inet"), "an exit has no address: {exit}");
+    assert_eq!(web.netns().ip(&format!("-6 route show table local dev {EXIT}")), "", "multicast of the pod");
     let inside = Inside::of(web);
     let mirror = Capture::start(lab.node(), MIRROR);
     talk(web, db);

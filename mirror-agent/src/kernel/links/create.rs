@@ -3,7 +3,7 @@
 //!
 //! `mirror_iface` and `tunnel` decide the name and when. `netlink` calls this module.
 
-use std::io;
+use std::{fs, io, net::Ipv6Addr, time::Duration};
 
 use anyhow::Context;
 use mirror_core::{
@@ -11,12 +11,16 @@ use mirror_core::{
     tunnel::{Family, TunnelDevice},
 };
 use rtnetlink::{
-    Handle, LinkDummy, LinkMessageBuilder, LinkUnspec, LinkVeth,
-    packet_route::link::{
-        AfSpecInet6, AfSpecUnspec, In6AddrGenMode, InfoData, InfoGeneve, InfoGre, InfoGre6, InfoKind,
-        InfoVeth, InfoVxlan, LinkAttribute, LinkMessage,
+    Handle, LinkDummy, LinkMessageBuilder, LinkUnspec, LinkVeth, RouteMessageBuilder,
+    packet_route::{
+        link::{
+            AfSpecInet6, AfSpecUnspec, In6AddrGenMode, InfoData, InfoGeneve, InfoGre, InfoGre6, InfoKind,
+            InfoVeth, InfoVxlan, LinkAttribute, LinkMessage,
+        },
+        route::{RouteProtocol, RouteType},
     },
 };
+use tokio::time::{Instant, sleep};
 use tracing::{info, warn};
 
 use super::{
@@ -34,6 +38,11 @@ const NAME_MAX: usize = 15;
 
 /// The largest MTU with which the kernel gives a device no IPv6 state (`IPV6_MIN_MTU` less one).
 const MTU_WITHOUT_IPV6: u32 = 1279;
+
+/// How long a device with a new carrier can take to get its route for multicast (the kernel handles most changes of
+/// carriers once a second), and the interval between two looks for it.
+const PATIENCE: Duration = Duration::from_secs(3);
+const LOOK: Duration = Duration::from_millis(10);
 
 /// Creates the mirror interface `name`. Deletes it again after a failure.
 pub(super) async fn mirror(
@@ -79,10 +88,22 @@ async fn make(
             queue::give(handle, ifindex).await.with_context(|| format!("cannot add a queue to {name}"))?;
         }
         // The other end first: if the agent is killed in between, the named end has no alias, so it is half-made.
+        let mut with_route = Vec::new();
         for device in [peer.as_deref(), Some(name)].into_iter().flatten() {
-            finish(handle, device, mtu)
-                .await
-                .with_context(|| format!("cannot set up the new device {device}"))?;
+            let ifindex = index_of(device)?;
+            let finished = finish(handle, device, ifindex, mtu).await;
+            let removed = finished.with_context(|| format!("cannot set up the new device {device}"))?;
+            with_route.extend((!removed && has_ipv6(device)).then_some(ifindex));
+        }
+        // The ends of a veth pair get their carrier, and then the route, when both are up.
+        let end = Instant::now() + PATIENCE;
+        while !with_route.is_empty() && Instant::now() < end {
+            sleep(LOOK).await;
+            let mut left = Vec::new();
+            for ifindex in with_route {
+                left.extend((!remove_multicast_route(handle, ifindex).await?).then_some(ifindex));
+            }
+            with_route = left;
         }
         anyhow::Ok(())
     };
@@ -154,7 +175,7 @@ pub(super) async fn tunnel(handle: &Handle, device: TunnelDevice) -> anyhow::Res
         drop_received(handle, ifindex.0)
             .await
             .with_context(|| format!("cannot make {name} drop what it receives"))?;
-        finish(handle, name, TUNNEL_MTU).await.with_context(is_taken)
+        finish(handle, name, ifindex, TUNNEL_MTU).await.map(drop).with_context(is_taken)
     };
     if let Err(error) = made.await {
         if let Err(error) = delete(handle, name).await {
@@ -243,7 +264,8 @@ pub(super) fn silent<T>(device: LinkMessageBuilder<T>, mtu: u32) -> LinkMessageB
 }
 
 /// Sets the alias and the MTU of a new device, keeps IPv6 from assigning an address, and brings it up, in this order.
-pub(super) async fn finish(handle: &Handle, name: &str, mtu: u32) -> io::Result<()> {
+/// Returns whether it had a route for multicast, which is removed.
+pub(super) async fn finish(handle: &Handle, name: &str, ifindex: IfIndex, mtu: u32) -> io::Result<bool> {
     let device = || LinkUnspec::new_with_name(name);
     change(handle, device().alias(ALIAS).mtu(mtu).build()).await?;
 
@@ -254,7 +276,37 @@ pub(super) async fn finish(handle: &Handle, name: &str, mtu: u32) -> io::Result<
         Err(error) if error.raw_os_error() == Some(libc::EAFNOSUPPORT) => {}
         outcome => outcome?,
     }
-    change(handle, device().up().build()).await
+    change(handle, device().up().build()).await?;
+    remove_multicast_route(handle, ifindex).await
+}
+
+/// Removes the route for IPv6 multicast that the kernel adds when a device comes up (`addrconf_add_mroute()`). If the
+/// node's NIC went down and up, its route would come behind this one, and multicast packets of the node, or of the pod,
+/// would leave by the device for copies. Returns whether there was one.
+pub(super) async fn remove_multicast_route(handle: &Handle, ifindex: IfIndex) -> io::Result<bool> {
+    let route = RouteMessageBuilder::<Ipv6Addr>::new()
+        .destination_prefix(Ipv6Addr::new(0xff00, 0, 0, 0, 0, 0, 0, 0), 8)
+        .table_id(libc::RT_TABLE_LOCAL.into())
+        .protocol(RouteProtocol::Kernel)
+        .kind(RouteType::Multicast)
+        .output_interface(ifindex.0)
+        .build();
+    match handle.route().del(route).execute().await.map_err(os_error) {
+        Ok(()) => Ok(true),
+        // The device has no such route, or the kernel no IPv6.
+        Err(error)
+            if matches!(error.raw_os_error(), Some(libc::ESRCH | libc::EAFNOSUPPORT | libc::EOPNOTSUPP)) =>
+        {
+            Ok(false)
+        }
+        Err(error) => Err(error),
+    }
+}
+
+/// Whether a device of the node has IPv6 state, and IPv6 is not disabled there.
+fn has_ipv6(device: &str) -> bool {
+    let disabled = fs::read_to_string(format!("/proc/sys/net/ipv6/conf/{device}/disable_ipv6"));
+    disabled.is_ok_and(|disabled| disabled.trim() == "0")
 }
 
 async fn add(handle: &Handle, device: LinkMessage) -> io::Result<()> {

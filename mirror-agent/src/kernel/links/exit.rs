@@ -39,11 +39,12 @@ pub(super) async fn make(
         format!("cannot create {NAME}: the pod may have a device of this name, or the kernel no macvlan")
     })?;
     let finished =
-        serve(inside.inside(connect).await?, async |handle| Ok(finish(handle, NAME, MTU).await?)).await;
+        serve(inside.inside(connect).await?, async |handle| Ok(finish(handle, NAME, IFINDEX, MTU).await?))
+            .await;
     if finished.is_err() {
         delete(namespaces, netns).await?;
     }
-    finished
+    finished.map(drop)
 }
 
 /// Deletes the relay device of a pod, if it has one. Does not delete another device with that name.

@@ -25,7 +25,7 @@ use super::{
 };
 use crate::{
     kernel::netns::{Namespaces, Netns},
-    model::{IfIndex, LinkChange, LinkSnapshot, TargetName},
+    model::{ALIAS, IfIndex, LinkChange, LinkSnapshot, TargetName},
 };
 
 /// The devices of the network namespace in which it was created.
@@ -130,6 +130,11 @@ impl LinkTable for Netlink {
             LinkChange::SetUp(ifindex) => {
                 let up = LinkUnspec::new_with_index(ifindex.0).up().build();
                 let done = handle.link().change(up).execute().await.map_err(os_error);
+                if done.is_ok()
+                    && one(&Named::Index(*ifindex))?.is_some_and(|link| link.alias.as_deref() == Some(ALIAS))
+                {
+                    create::remove_multicast_route(handle, *ifindex).await?;
+                }
                 done.with_context(|| format!("cannot bring up the device with index {ifindex}"))
             }
             LinkChange::SetMtu(ifindex, mtu) => {

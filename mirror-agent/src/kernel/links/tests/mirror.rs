@@ -41,7 +41,12 @@ fn the_mirror_interface_is_made_silent_and_ours() {
                 ipv6_groups(name),
                 ["ff010000000000000000000000000001", "ff020000000000000000000000000001"]
             );
+            assert_eq!(ipv6_routes(name), Vec::<String>::new());
         }
+        let down = LinkUnspec::new_with_index(mirror.ifindex.0).down().build();
+        handle.link().change(down).execute().await.unwrap();
+        netlink.apply(&LinkChange::SetUp(mirror.ifindex)).await.unwrap();
+        devices.iter().for_each(|name| assert_eq!(ipv6_routes(name), Vec::<String>::new()));
         assert_eq!(netlink.snapshot(&[]).await.unwrap().host.len(), devices.len() + 1, "and loopback");
 
         let again = netlink
@@ -79,6 +84,7 @@ fn no_device_of_ours_has_an_index_that_a_pod_may_have() {
         let host = netlink.snapshot(&[]).await.unwrap().host;
         let ours: Vec<_> = host.values().filter(|link| link.kind != LinkKind::Loopback).collect();
         assert!(ours.len() >= 4 && ours.iter().all(|link| link.ifindex > exit::IFINDEX), "{ours:?}");
+        ours.iter().for_each(|link| assert_eq!(ipv6_routes(&link.name), Vec::<String>::new()));
     });
 }
 
@@ -130,6 +136,13 @@ fn ipv6_groups(device: &str) -> Vec<String> {
     let mut groups: Vec<_> = rows.filter(|row| row[1] == device).map(|row| row[2].to_owned()).collect();
     groups.sort();
     groups
+}
+
+/// The destinations of the device's IPv6 routes.
+fn ipv6_routes(device: &str) -> Vec<String> {
+    let table = std::fs::read_to_string("/proc/thread-self/net/ipv6_route").unwrap();
+    let rows = table.lines().map(|row| row.split_whitespace().collect::<Vec<_>>());
+    rows.filter(|row| row.last() == Some(&device)).map(|row| row[0].to_owned()).collect()
 }
 
 fn no_ipv6_address(link: &LinkMessage) -> bool {
