@@ -222,11 +222,11 @@ fn leads_into(link: &Link, pod: &Pod, links: &LinkSnapshot) -> bool {
     let nsid = link.peer.and_then(|peer| peer.nsid);
     nsid.is_some()
         && match links.pods.get(&pod.id.uid) {
-            Some(Ok(inside)) => inside.nsid == nsid,
+            Some(Ok(inside)) if inside.nsid.is_some() || inside.stale.is_none() => inside.nsid == nsid,
             // It may be this namespace.
-            Some(Err(_)) => true,
-            // No process of the pod runs.
-            None => false,
+            Some(_) => true,
+            // No process of the pod runs yet, but its veth may exist.
+            None => links.pods.values().flatten().all(|other| other.nsid != nsid),
         }
 }
 

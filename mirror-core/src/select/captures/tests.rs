@@ -6,7 +6,7 @@ use proptest::{collection::vec, option, prelude::*, sample};
 
 use super::*;
 use crate::{
-    model::{IfIndex, Request, Selector},
+    model::{IfIndex, PodLinks, Request, Selector},
     select::{
         MIRROR, choose, select,
         tests::{mk_node, mk_pod},
@@ -194,13 +194,17 @@ fn an_interface_that_leads_into_a_barred_pod_is_for_root_alone() {
     };
     let reasons = vec!["OptedOut", "NamespaceExcluded"];
     assert_eq!(barred(&captures, &links), (vec![2, 1, 1], reasons.clone()));
-    assert_eq!(barred(&captures[1..], &links), (vec![1], reasons));
+    assert_eq!(barred(&captures[1..], &links), (vec![1], reasons.clone()));
     // Each of the interfaces could be this pod's.
-    links.pods.insert(db.id.uid.clone(), Err("no right".into()));
-    assert_eq!(barred(&captures, &links), (vec![1, 1, 1], vec!["OptedOut"; 3]));
-    // Only the pods with processes have interfaces.
+    let inside = links.pods[&db.id.uid].clone().unwrap();
+    let unread = PodLinks { nsid: None, links: Vec::new(), stale: Some("no right".into()), ..inside };
+    for unread in [Err("no right".into()), Ok(unread)] {
+        links.pods.insert(db.id.uid.clone(), unread);
+        assert_eq!(barred(&captures, &links), (vec![1, 1, 1], vec!["OptedOut"; 3]));
+    }
+    // Its interface can exist before its processes, and is none of those of the others.
     links.pods.remove(&db.id.uid);
-    assert_eq!(barred(&captures, &links), (vec![2, 2, 1], vec!["NamespaceExcluded"]));
+    assert_eq!(barred(&captures, &links), (vec![2, 1, 1], reasons));
 }
 
 proptest! {
