@@ -196,7 +196,8 @@ impl Dataplane for Bpf {
             Op::RemoveTarget(name) => self.maps.remove_target(name),
             Op::SetCeilings(ceilings) => self.maps.meters.set_ceilings(ceilings),
             Op::PutTap(device, head) => {
-                self.hooks.doubt_inside(device.netns);
+                let sides = [Some(*device), head.pod_side()];
+                sides.into_iter().flatten().for_each(|side| self.hooks.doubt_inside(side.netns));
                 self.maps.put_tap(*device, head)
             }
             Op::RemoveTap(device) => self.maps.remove_tap(*device),

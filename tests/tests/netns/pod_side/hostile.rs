@@ -1,6 +1,6 @@
 //! Root inside a pod attacks the relay device (`exit`) that the agent has created there.
 
-use std::{cell::Cell, time::Duration};
+use std::{cell::Cell, fs, time::Duration};
 
 use mirror_tests::{
     Agent, AttachMode, Capture, Frame, Frames, Neighbour, PodNs, PodSpec, PodsFile, SOON, check, eventually,
@@ -244,6 +244,23 @@ fn what_can_change_the_copies_at_the_exit_is_told(mode: AttachMode) {
     let (inside, mirror) = (Inside::of(web), Capture::start(lab.node(), MIRROR));
     talk();
     shows(&mirror, || inside.capture.frames());
+
+    wait_states(lab, web, CLEAR, ["Covered", "Covered"], talk);
+    // Behind that many queues elsewhere, one at the relay device would not be seen. A link needs no list of filters.
+    if mode == AttachMode::Tcx {
+        let leaf = |number| {
+            format!(
+                "class add dev eth0 parent 1: classid 1:{number:x} htb rate 1gbit\n\
+                 qdisc add dev eth0 parent 1:{number:x} pfifo\n"
+            )
+        };
+        let lines: String = (1..=1001).map(leaf).collect();
+        let file = lab.files().join("queues");
+        fs::write(&file, format!("qdisc add dev eth0 root handle 1: htb\n{lines}")).unwrap();
+        web.netns().tc(&format!("-batch {}", file.display()));
+        let told = wait_states(lab, web, SOON, ["Hidden", "Hidden"], || {});
+        assert!(told["egress"]["message"].as_str().unwrap().contains("one of more than 1000"), "{told}");
+    }
     agent.stop();
 }
 

@@ -5,7 +5,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use anyhow::{Context as _, bail};
+use anyhow::Context as _;
 use futures_util::{Stream, TryStreamExt as _};
 use mirror_common::verdict::Hook;
 use mirror_core::hidden::Ahead;
@@ -95,9 +95,11 @@ impl Filters {
     /// Returns the filters and queues of other software that packets from a device pass.
     pub(super) async fn of_others(&self, ifindex: IfIndex) -> anyhow::Result<Vec<Ahead>> {
         let (filters, _) = self.at(ifindex, Hook::Egress).await?;
-        let qdiscs = self.all_qdiscs().await?;
+        let (qdiscs, is_cut) = self.all_qdiscs().await?;
         let is_queue = |(at, kind): &(IfIndex, String)| *at == ifindex && !NO_QUEUES.contains(&&**kind);
-        let queues = qdiscs.into_iter().filter(is_queue).map(|(_, kind)| Ahead::Queue { kind });
+        let unread = is_cut.then(|| format!("one of more than {}", self.most));
+        let queues = qdiscs.into_iter().filter(is_queue).map(|(_, kind)| kind).chain(unread);
+        let queues = queues.map(|kind| Ahead::Queue { kind });
         Ok(filters.iter().filter_map(of_others).chain(queues).collect())
     }
 
@@ -114,12 +116,17 @@ impl Filters {
 
     /// Returns the filters at all hooks of the namespace. A device that cannot be read does not fail the others.
     pub(super) async fn all(&self) -> anyhow::Result<AllFilters> {
-        self.read(self.qdiscs().await?).await
+        self.read(self.qdiscs().await?.0).await
     }
 
     /// Returns the filters at the hooks of these devices.
     pub(super) async fn of_devices(&self, devices: &BTreeSet<IfIndex>) -> anyhow::Result<AllFilters> {
-        let mut qdiscs = self.qdiscs().await?;
+        let (mut qdiscs, is_cut) = self.qdiscs().await?;
+        if is_cut {
+            let why = format!("there are more than {} qdiscs", self.most);
+            let unread = devices.iter().map(|device| (*device, why.clone())).collect();
+            return Ok(AllFilters { unread, ..AllFilters::default() });
+        }
         qdiscs.retain(|ifindex, _| devices.contains(ifindex));
         self.read(qdiscs).await
     }
@@ -209,30 +216,28 @@ impl Filters {
 
     /// Whether the device has an ingress qdisc, and so no egress hook.
     pub(super) async fn is_ingress_only(&self, ifindex: IfIndex) -> anyhow::Result<bool> {
-        Ok(self.qdiscs().await?.get(&ifindex) == Some(&false))
+        Ok(self.qdiscs().await?.0.get(&ifindex) == Some(&false))
     }
 
-    /// Returns the devices with a clsact (`true`) or ingress (`false`) qdisc.
-    async fn qdiscs(&self) -> anyhow::Result<BTreeMap<IfIndex, bool>> {
+    /// Returns the devices with a clsact (`true`) or ingress (`false`) qdisc, and whether the list is cut.
+    async fn qdiscs(&self) -> anyhow::Result<(BTreeMap<IfIndex, bool>, bool)> {
         let of_filters = |(ifindex, kind): (IfIndex, String)| match &*kind {
             CLSACT => Some((ifindex, true)),
             INGRESS => Some((ifindex, false)),
             _ => None,
         };
-        Ok(self.all_qdiscs().await?.into_iter().filter_map(of_filters).collect())
+        let (qdiscs, is_cut) = self.all_qdiscs().await?;
+        Ok((qdiscs.into_iter().filter_map(of_filters).collect(), is_cut))
     }
 
-    /// Returns the kinds of all qdiscs, with their devices.
-    async fn all_qdiscs(&self) -> anyhow::Result<Vec<(IfIndex, String)>> {
+    /// Returns the kinds of all qdiscs, with their devices, and whether the list is cut.
+    async fn all_qdiscs(&self) -> anyhow::Result<(Vec<(IfIndex, String)>, bool)> {
         let qdiscs = self.first(self.handle.qdisc().get().execute()).await;
         let (messages, is_cut) = qdiscs.context("cannot list the qdiscs")?;
-        if is_cut {
-            bail!("there are more than {} qdiscs", self.most);
-        }
         let found = messages.iter().filter_map(|qdisc| {
             Some((IfIndex(qdisc.header.index.try_into().ok()?), kind(qdisc)?.to_owned()))
         });
-        Ok(found.collect())
+        Ok((found.collect(), is_cut))
     }
 }
 
