@@ -11,6 +11,9 @@ use std::{
     time::Duration,
 };
 
+/// The message about a file with [`Merge::is_out_of_order`].
+pub const OUT_OF_ORDER: &str = "the packets are not in order of time, because there were too many to wait for all nodes: `reordercap` sorts the file";
+
 /// Bounds of the waiting packets.
 #[derive(Debug, Clone, Copy)]
 pub struct Bounds {
@@ -29,6 +32,10 @@ pub struct Merge<T> {
     bounds: Bounds,
     streams: BTreeMap<StreamId, Stream<T>>,
     bytes: usize,
+    /// The latest sort key of the released packets.
+    latest_ns: u64,
+    /// A packet was released after a later one of another stream.
+    pub is_out_of_order: bool,
 }
 
 #[derive(Debug)]
@@ -53,7 +60,7 @@ struct Waiting<T> {
 impl<T> Merge<T> {
     /// Creates a merge without streams.
     pub const fn new(bounds: Bounds) -> Self {
-        Self { bounds, streams: BTreeMap::new(), bytes: 0 }
+        Self { bounds, streams: BTreeMap::new(), bytes: 0, latest_ns: 0, is_out_of_order: false }
     }
 
     /// Adds a stream: from now on, packets of others wait for its packets.
@@ -87,8 +94,10 @@ impl<T> Merge<T> {
         if is_silent && self.bytes <= self.bounds.bytes && !is_due() {
             return None;
         }
-        let Waiting { bytes, packet, .. } = self.streams.get_mut(&id)?.waiting.pop_front()?;
+        let Waiting { order_ns, bytes, packet, .. } = self.streams.get_mut(&id)?.waiting.pop_front()?;
         self.bytes -= bytes;
+        self.is_out_of_order |= order_ns < self.latest_ns;
+        self.latest_ns = self.latest_ns.max(order_ns);
         self.forget(id);
         Some(packet)
     }
@@ -216,6 +225,7 @@ mod tests {
                 let sent = of(&mut arrivals.iter().map(|(_, id, time)| (*id, *time)));
                 prop_assert_eq!(of(&mut out.iter().copied()), sent);
             }
+            prop_assert_eq!(merge.is_out_of_order, !out.is_sorted_by_key(|(_, time)| *time));
             if on_time && !is_bounded {
                 prop_assert!(out.is_sorted_by_key(|(_, time)| *time), "{:?}", out);
             }

@@ -21,7 +21,7 @@ use std::{
 use kube::runtime::watcher::Event;
 use mirror_capture::{
     blocks::Block,
-    merge::{Bounds, Merge, StreamId},
+    merge::{Bounds, Merge, OUT_OF_ORDER, StreamId},
     pcapng::{Interface, InterfaceId, NO_PAST, Names, Section, Statistics, Writer},
 };
 use mirror_core::status::{Finding, printable};
@@ -369,6 +369,9 @@ impl Stream {
     pub(super) fn finish(&mut self, why: &str, now: Duration) {
         take(&mut self.nodes).into_keys().for_each(|id| self.merge.close(id));
         while self.pop(now) {}
+        if self.has_past && self.merge.is_out_of_order {
+            self.say(OUT_OF_ORDER);
+        }
         self.say(&format!("end: {why}"));
     }
 }

@@ -231,6 +231,30 @@ fn the_past_alone_is_that_of_all_nodes() {
     assert_eq!(answer(&both, false), Some(Ok(())));
 }
 
+/// More packets than the server can keep until another node sends its earlier ones.
+#[test]
+fn packets_of_the_past_that_are_out_of_order_are_announced() {
+    for (first_ns, expected) in [
+        (5, vec![format!("podmirror: {OUT_OF_ORDER}"), "podmirror: end: complete".into()]),
+        (10, vec!["podmirror: end: complete".into()]),
+    ] {
+        let mut past = with(stream("&since=1h&follow=false"), &[]);
+        join(&mut past, &["a", "b"]);
+        (0..2).for_each(|id| drop(described(&mut past, id, "shop/web eth0")));
+        let mut send = |id, time_ns, length| {
+            let (mut bytes, payload) = (Vec::new(), vec![0; length]);
+            Packet { time_ns, ..packet(InterfaceId::at(0), &payload) }.write(&mut bytes);
+            past.block(id, blocks(&bytes).remove(0), NOW);
+            taken(&mut past).iter().filter(|block| matches!(block, Block::Packet(_))).count()
+        };
+        let released: usize = (10..16).map(|time_ns| send(0, time_ns, 200_000)).sum();
+        assert_eq!(released, 1);
+        send(1, first_ns, 1);
+        past.finish("complete", NOW);
+        assert_eq!(said(&mut past), expected);
+    }
+}
+
 #[test]
 fn the_user_learns_what_changes() {
     let mut stream = with(stream(""), &[("web", "a")]);
