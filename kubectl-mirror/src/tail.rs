@@ -31,7 +31,7 @@ use k8s_openapi::jiff::Timestamp;
 use mirror_capture::{
     blocks::Block,
     combined::Combined,
-    merge::{Bounds, Merge, StreamId},
+    merge::{Bounds, Merge, OUT_OF_ORDER, StreamId},
     pcapng::{Names, Section},
 };
 use mirror_core::{settings::show_kubernetes_duration, status::printable};
@@ -60,6 +60,8 @@ const LAST_WORDS: Duration = Duration::from_secs(8);
 const LAST_READ: Duration = Duration::from_secs(5);
 /// Interval of the progress display on a terminal.
 const PROGRESS: Duration = Duration::from_secs(1);
+/// The time after which something is written into a pipe: only that shows whether its reader has ended.
+const QUIET: Duration = Duration::from_secs(2);
 /// The exit code if a part of the packets is missing.
 const INCOMPLETE: u8 = 3;
 /// The server's reason for the end of a stream of the past alone that has all packets.
@@ -67,7 +69,7 @@ const COMPLETE: &str = "complete";
 /// The beginning of the server's reason for the end of a stream that no other one follows.
 const REVOKED: &str = "a right was revoked: ";
 /// Messages of the server that do not say that packets are missing, and the part of those about the messages.
-const HARMLESS: [&str; 2] = [": recorded packets of the last ", " addresses have names"];
+const HARMLESS: [&str; 3] = [": recorded packets of the last ", " addresses have names", OUT_OF_ORDER];
 const OF_MESSAGES: &str = "other messages";
 
 /// Reads the packets until the time limit, Ctrl-C, until the reader of standard output closes it, or until the end of the
@@ -86,7 +88,7 @@ pub(crate) async fn tail(mut args: TailArgs, cluster: &Cluster) -> anyhow::Resul
         // Recorders know deleted pods by name.
         let selection = args.which.resolve(cluster, !args.no_follow && !args.all_namespaces).await?;
         let sources = request::all(&args, &selection)?;
-        anyhow::Ok((sources, Sink::open((!is_stdout).then_some(args.write.as_path()), pipe)?))
+        anyhow::Ok((sources, Sink::open((!is_stdout).then_some(args.write.as_path()), pipe).await?))
     };
     let (sources, sink) = tokio::select! {
         prepared = prepared => prepared?,
@@ -122,6 +124,8 @@ struct Tail<'c> {
     /// Blocks that the sink has not accepted yet.
     pending: Vec<u8>,
     sink: Sink,
+    /// When the sink last accepted a part.
+    accepted: Instant,
     began: Instant,
     packets: u64,
     nodes: BTreeSet<String>,
@@ -149,6 +153,7 @@ impl<'c> Tail<'c> {
             merge: Merge::new(if args.no_follow { PAST } else { MERGE }),
             pending,
             sink,
+            accepted: Instant::now(),
             began: Instant::now(),
             packets: 0,
             nodes: BTreeSet::new(),
@@ -193,11 +198,21 @@ impl<'c> Tail<'c> {
                 Some(news) = self.news.recv(), if !is_full => self.take(news),
                 () = sleep_until(due.unwrap_or(self.began)), if due.is_some() && !is_full => {}
                 room = self.sink.room(), if !self.pending.is_empty() => match room {
-                    Some(room) => drop(room.send(std::mem::take(&mut self.pending))),
+                    Some(room) => {
+                        self.accepted = Instant::now();
+                        drop(room.send(std::mem::take(&mut self.pending)));
+                    }
                     None => return self.sink.outcome(),
                 },
                 () = self.sink.closed() => return self.sink.outcome(),
-                _ = progress.tick(), if is_shown => self.show(),
+                _ = progress.tick() => {
+                    if is_shown {
+                        self.show();
+                    }
+                    if self.sink.has_reader && self.accepted.elapsed() >= QUIET && self.pending.is_empty() {
+                        Names::default().write(&mut self.pending);
+                    }
+                }
             }
             self.pour(PENDING);
         }
@@ -306,9 +321,14 @@ impl<'c> Tail<'c> {
 
     /// Says that packets are missing, also in the file.
     fn report(&mut self, gap: &str) {
-        tell(gap);
+        self.say(gap);
         self.is_missing = true;
-        let comment = Some(format!("{SAYS}{gap}"));
+    }
+
+    /// Writes a message for the user, also into the file.
+    fn say(&mut self, text: &str) {
+        tell(text);
+        let comment = Some(format!("{SAYS}{text}"));
         Names { addresses: Vec::new(), comment }.write(&mut self.pending);
     }
 
@@ -347,12 +367,15 @@ impl<'c> Tail<'c> {
             gap.iter().for_each(|gap| self.report(gap));
         }
         self.pour(usize::MAX);
+        if self.args.since.is_some() && self.merge.is_out_of_order {
+            self.say(OUT_OF_ORDER);
+        }
         let now_ns = u64::try_from(Timestamp::now().as_nanosecond()).unwrap_or(u64::MAX);
         let (lines, is_whole) = self.combined.end(now_ns, self.packets, self.nodes.len(), &mut self.pending);
         self.is_missing |= self.args.no_follow && !is_whole;
         let written = self.sink.finish(std::mem::take(&mut self.pending), LAST_READ).await;
         if self.has_begun {
-            lines.iter().for_each(|line| tell(line));
+            lines.iter().for_each(|line| tell(&printable(line)));
         }
         written
     }

@@ -5,6 +5,11 @@ use std::{
     fs::{File, OpenOptions},
     io::{self, ErrorKind, Write},
     path::Path,
+    pin::pin,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
     thread,
     time::Duration,
 };
@@ -12,45 +17,61 @@ use std::{
 use anyhow::{Context as _, anyhow};
 use tokio::{
     sync::{mpsc, oneshot},
+    task::spawn_blocking,
     time::timeout,
 };
 
 /// Maximum number of parts waiting to be written.
 const PARTS: usize = 4;
+/// Maximum number of bytes that are written at a time.
+const CHUNK: usize = 64 << 10;
 
 pub(super) struct Sink {
     parts: mpsc::Sender<Vec<u8>>,
     written: Option<oneshot::Receiver<io::Result<()>>>,
+    /// The number of chunks written so far.
+    chunks: Arc<AtomicU64>,
     place: String,
+    /// Whether a program may read the output, and end.
+    pub(super) has_reader: bool,
 }
 
 impl Sink {
     /// Replaces this file, unless it is open already, or uses standard output. Only the owner may read the file, because
-    /// packets are confidential.
-    pub(super) fn open(file: Option<&Path>, opened: Option<File>) -> anyhow::Result<Self> {
-        let (mut output, place): (Box<dyn Write + Send>, _) = match file {
+    /// packets are confidential. Cancel safe: to open a named pipe takes until it has a reader.
+    pub(super) async fn open(file: Option<&Path>, opened: Option<File>) -> anyhow::Result<Self> {
+        let (mut output, place, has_reader): (Box<dyn Write + Send>, _, _) = match file {
             Some(path) => {
-                let place = path.display().to_string();
-                let file = opened.map_or_else(|| create(path), Ok);
-                (Box::new(file.with_context(|| format!("cannot create {place}"))?), place)
+                let (place, path) = (path.display().to_string(), path.to_owned());
+                let file = spawn_blocking(move || opened.map_or_else(|| create(&path), Ok)).await?;
+                let file = file.with_context(|| format!("cannot create {place}"))?;
+                let is_file = file.metadata().is_ok_and(|metadata| metadata.is_file());
+                (Box::new(file), place, !is_file)
             }
-            None => (Box::new(io::stdout()), "standard output".to_owned()),
+            None => (Box::new(io::stdout()), "standard output".to_owned(), true),
         };
         let (parts, mut coming) = mpsc::channel::<Vec<u8>>(PARTS);
         let (done, written) = oneshot::channel();
+        let chunks = Arc::new(AtomicU64::new(0));
+        let progress = Arc::clone(&chunks);
         let write = move || {
             let mut outcome = Ok(());
             while outcome.is_ok()
                 && let Some(part) = coming.blocking_recv()
             {
-                outcome = output.write_all(&part).and_then(|()| output.flush());
+                outcome = part.chunks(CHUNK).try_for_each(|chunk| {
+                    output.write_all(chunk)?;
+                    progress.fetch_add(1, Ordering::Relaxed);
+                    Ok(())
+                });
+                outcome = outcome.and_then(|()| output.flush());
             }
             // Sent before `coming` is dropped, so that the outcome is known as soon as the channel is closed.
             let _ = done.send(outcome);
             drop(coming);
         };
         thread::Builder::new().name("sink".to_owned()).spawn(write).context("cannot start a thread")?;
-        Ok(Self { parts, written: Some(written), place })
+        Ok(Self { parts, written: Some(written), chunks, place, has_reader })
     }
 
     /// Waits for room for the next part; `None`: the output accepts no more. Cancel safe.
@@ -70,7 +91,7 @@ impl Sink {
         self.judge(outcome.unwrap_or(Ok(())))
     }
 
-    /// Writes the last part. `patience` bounds the time for all waiting parts.
+    /// Writes the last part. `patience` is the longest time in which nothing is written.
     pub(super) async fn finish(&mut self, part: Vec<u8>, patience: Duration) -> anyhow::Result<()> {
         // A failure was reported already.
         let Some(written) = self.written.take() else { return Ok(()) };
@@ -82,13 +103,20 @@ impl Sink {
             drop(parts);
             written.await
         };
-        match timeout(patience, finished).await {
-            Ok(outcome) => self.judge(outcome.unwrap_or(Ok(()))),
-            Err(_) => Err(anyhow!(
-                "the reader of {} read nothing for {} s, so the last packets and counters are missing",
-                self.place,
-                patience.as_secs()
-            )),
+        let mut finished = pin!(finished);
+        loop {
+            let before = self.chunks.load(Ordering::Relaxed);
+            match timeout(patience, &mut finished).await {
+                Ok(outcome) => return self.judge(outcome.unwrap_or(Ok(()))),
+                Err(_) if self.chunks.load(Ordering::Relaxed) > before => {}
+                Err(_) => {
+                    return Err(anyhow!(
+                        "the reader of {} read nothing for {} s, so the last packets and counters are missing",
+                        self.place,
+                        patience.as_secs()
+                    ));
+                }
+            }
         }
     }
 
@@ -126,7 +154,9 @@ mod tests {
 
     use std::{
         fs::{self, Permissions},
-        os::unix::fs::PermissionsExt as _,
+        io::{PipeReader, Read as _, pipe},
+        os::{fd::OwnedFd, unix::fs::PermissionsExt as _},
+        process::Command,
     };
 
     use super::*;
@@ -143,5 +173,54 @@ mod tests {
         assert_eq!((metadata.permissions().mode() & 0o777, metadata.len()), (0o600, 0));
         create(Path::new("/dev/null")).unwrap();
         assert_ne!(fs::metadata("/dev/null").unwrap().permissions().mode() & 0o777, 0o600);
+    }
+
+    const PART: usize = 1 << 20;
+    const PATIENCE: Duration = Duration::from_secs(1);
+
+    /// Writes two parts into a pipe with this reader. Returns the outcome, and the number of bytes that it has read.
+    async fn written(read: impl FnOnce(PipeReader) -> usize + Send + 'static) -> (anyhow::Result<()>, usize) {
+        let (reader, writer) = pipe().unwrap();
+        let reader = thread::spawn(move || read(reader));
+        let file = File::from(OwnedFd::from(writer));
+        let mut sink = Sink::open(Some(Path::new("web.pcapng")), Some(file)).await.unwrap();
+        assert!(sink.has_reader);
+        sink.room().await.unwrap().send(vec![1; PART]);
+        let outcome = sink.finish(vec![2; PART], PATIENCE).await;
+        (outcome, reader.join().unwrap())
+    }
+
+    #[tokio::test]
+    async fn a_slow_reader_gets_everything_and_one_that_stops_ends_the_wait() {
+        let (outcome, read) = written(|mut reader| {
+            let mut bytes = vec![0; 2 * PART];
+            for part in bytes.chunks_mut(PART / 4) {
+                thread::sleep(PATIENCE / 4);
+                reader.read_exact(part).unwrap();
+            }
+            bytes.len()
+        })
+        .await;
+        outcome.unwrap();
+        assert_eq!(read, 2 * PART, "in twice the patience");
+
+        let (outcome, _) = written(|reader| {
+            thread::sleep(PATIENCE * 3);
+            drop(reader);
+            0
+        })
+        .await;
+        assert!(outcome.unwrap_err().to_string().contains("read nothing for 1 s"));
+    }
+
+    /// Ctrl-C ends the command meanwhile.
+    #[tokio::test]
+    async fn a_named_pipe_without_a_reader_does_not_block_the_command() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("fifo");
+        assert!(Command::new("mkfifo").arg(&path).status().unwrap().success());
+        timeout(Duration::from_millis(100), Sink::open(Some(&path), None)).await.err().unwrap();
+        // The thread that opens it ends.
+        fs::read(&path).unwrap();
     }
 }

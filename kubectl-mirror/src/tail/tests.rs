@@ -6,7 +6,10 @@ use std::{
     convert::Infallible,
     fs,
     future::pending,
+    io::Read as _,
+    process,
     sync::{Arc, Mutex},
+    thread,
 };
 
 use http::{Request, Response};
@@ -17,6 +20,7 @@ use mirror_capture::{
     pcapng::{Interface, Packet, Statistics, Writer},
 };
 use serde_json::json;
+use tokio::time::timeout;
 use tower::service_fn;
 
 use super::*;
@@ -142,6 +146,26 @@ async fn what_cannot_be_read_is_an_error_at_once() {
     }
 }
 
+/// Only a write shows that a pipe has no reader any more, and without packets there is nothing to write.
+#[cfg(unix)]
+#[tokio::test]
+async fn the_end_of_the_reader_ends_the_command_without_a_packet() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("fifo");
+    assert!(process::Command::new("mkfifo").arg(&path).status().unwrap().success());
+    let never = service_fn(|_: Request<Body>| pending::<Result<Response<Body>, Infallible>>());
+    let client = Client::new(never, "shop");
+    let cluster = Cluster { client, namespace: "shop".to_owned(), agents: "podmirror".to_owned() };
+    let words = format!("kubectl-mirror tail --write {} -l app=web", path.display());
+    let Command::Tail(args) = cli::read(words.split(' ').map(Into::into)).unwrap().command else {
+        panic!("no tail")
+    };
+    let reader = thread::spawn(move || fs::File::open(path).unwrap().read_exact(&mut [0; 12]).unwrap());
+    let ended = timeout(Duration::from_secs(60), tail(args, &cluster)).await;
+    assert_eq!(ended.unwrap().unwrap(), ExitCode::SUCCESS, "the end of the reader");
+    reader.join().unwrap();
+}
+
 /// kube-apiserver can wait longer than the command for a server that it cannot reach.
 #[tokio::test]
 async fn a_request_without_an_answer_is_missing() {
@@ -158,7 +182,8 @@ async fn a_request_without_an_answer_is_missing() {
         let Command::Tail(args) = cli::read(words).unwrap().command else { panic!("no tail") };
         let pods = Some(["web-0", "web-1"].map(str::to_owned).into());
         let sources = request::all(&args, &Selection { labels: LabelSelector::default(), pods }).unwrap();
-        let mut tail = Tail::new(&args, &cluster, sources, Sink::open(Some(file.path()), None).unwrap());
+        let mut tail =
+            Tail::new(&args, &cluster, sources, Sink::open(Some(file.path()), None).await.unwrap());
         tail.end = Instant::now();
         (0..answered).for_each(|id| tail.take((id, What::Began)));
         tail.finish().await.unwrap();
