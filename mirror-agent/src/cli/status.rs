@@ -9,7 +9,7 @@ use crate::{
 
 /// Prints the status.
 pub async fn status(output: OutputFormat, state: &StateArgs) -> anyhow::Result<()> {
-    let status = of_node(&state.bpffs).await?;
+    let (status, _) = of_node(&state.bpffs).await?;
     let text = match output {
         OutputFormat::Json => serde_json::to_string_pretty(&status)? + "\n",
         OutputFormat::Table => status.table(),
@@ -19,6 +19,6 @@ pub async fn status(output: OutputFormat, state: &StateArgs) -> anyhow::Result<(
 
 /// Prints whether and how a pod is mirrored.
 pub async fn explain((namespace, name): (String, String), state: &StateArgs) -> anyhow::Result<()> {
-    let status = of_node(&state.bpffs).await?;
+    let (status, _) = of_node(&state.bpffs).await?;
     print(&status.explain(&format!("{namespace}/{name}")).map_err(anyhow::Error::msg)?)
 }

@@ -10,6 +10,7 @@ use mirror_core::status::{
     AttachedStatus, CounterStatus, MisfitStatus, NodeStatus, PodSideStatus, SessionStatus, TapStatus,
     TargetStatus,
 };
+use tokio::time::Instant;
 
 use crate::{
     kernel::{
@@ -26,8 +27,8 @@ use crate::{
     report::notes,
 };
 
-/// The status of this node.
-pub(crate) async fn of_node(bpffs: &Path) -> anyhow::Result<NodeStatus> {
+/// The status of this node, and the moment of its counters.
+pub(crate) async fn of_node(bpffs: &Path) -> anyhow::Result<(NodeStatus, Instant)> {
     let pins = Pins::new(bpffs);
     if !pins.exist() {
         if let Some(other) = pins.other_versions()?.last() {
@@ -45,11 +46,12 @@ pub(crate) async fn of_node(bpffs: &Path) -> anyhow::Result<NodeStatus> {
     read(&pins).await
 }
 
-async fn read(pins: &Pins) -> anyhow::Result<NodeStatus> {
+async fn read(pins: &Pins) -> anyhow::Result<(NodeStatus, Instant)> {
     let mut reader = Reader::open(pins)?;
     let attached = attached(pins, reader.devices()).await?;
     // After the hooks: the agent attaches last, so a hook is never shown next to sessions that are not written yet.
     let Readout { targets, taps: entries, .. } = reader.read()?;
+    let at = Instant::now();
     // The pinned targets are those that the last agent wrote; the devices are read now.
     let devices = Netlink::new()?.snapshot(&[]).await?;
     let drops = drops()?;
@@ -101,13 +103,14 @@ async fn read(pins: &Pins) -> anyhow::Result<NodeStatus> {
     });
     let taps = taps.collect();
     let agent = Pins::connect();
-    Ok(NodeStatus {
+    let status = NodeStatus {
         version: env!("PODMIRROR_VERSION").to_owned(),
         agent_running: agent.is_some(),
         targets: targets.collect(),
         taps,
         notes: agent.and_then(notes::read),
-    })
+    };
+    Ok((status, at))
 }
 
 /// How podmirror's programs are attached to the hooks of the devices.

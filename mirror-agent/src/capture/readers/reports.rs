@@ -2,6 +2,7 @@
 
 use std::{future::Future, path::Path, sync::Arc, time::Duration};
 
+use anyhow::ensure;
 use mirror_api::packets::ReportRequest;
 use mirror_core::status::NodeStatus;
 use tokio::{
@@ -38,14 +39,14 @@ pub(super) async fn measure<F>(
     status: impl Fn() -> F + Clone + Send + 'static,
 ) -> anyhow::Result<Vec<u8>>
 where
-    F: Future<Output = anyhow::Result<NodeStatus>> + 'static,
+    F: Future<Output = anyhow::Result<(NodeStatus, Instant)>> + 'static,
 {
     let mut earlier = None;
     if let Some(millis) = request.interval_millis {
         let (place, status) = (Arc::clone(places).acquire_owned().await?, status.clone());
         let read = on_thread(move || async move {
             let _place = place;
-            Ok((Instant::now(), status().await?))
+            status().await
         });
         earlier = Some(read.await??);
         sleep(Duration::from_millis(millis).min(MAX_INTERVAL)).await;
@@ -53,8 +54,10 @@ where
     let place = Arc::clone(places).acquire_owned().await?;
     let reports = on_thread(move || async move {
         let _place = place;
-        let (at, status) = (Instant::now(), status().await?);
-        let earlier = earlier.as_ref().map(|(then, status)| (status, at.duration_since(*then)));
+        let (status, at) = status().await?;
+        // The reasons, and the pods without a mirror.
+        ensure!(status.notes.is_some(), "its reconcile loop does not answer");
+        let earlier = earlier.as_ref().map(|(status, then)| (status, at.duration_since(*then)));
         let ReportRequest { namespace, name, .. } = &request;
         Ok(serde_json::to_vec(&status.reports([namespace.as_deref(), name.as_deref()], earlier))?)
     });

@@ -2,6 +2,8 @@
 
 #![expect(clippy::unwrap_used, reason = "tests panic")]
 
+use std::sync::atomic::{AtomicU64, Ordering};
+
 use futures_util::future::join_all;
 use http_body_util::Full;
 use hyper::{Response, body::Incoming, server::conn::http2, service::service_fn};
@@ -10,7 +12,11 @@ use mirror_api::{
     SettingsSpec,
     packets::{ReadRequest, ReportRequest},
 };
-use mirror_core::status::NodeStatus;
+use mirror_common::verdict::Verdict;
+use mirror_core::{
+    model::PodId,
+    status::{AttachedStatus, CounterStatus, LeftStatus, NodeStatus, Notes, SessionStatus, TapStatus},
+};
 use serde_json::{Value, json};
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _, duplex},
@@ -198,12 +204,89 @@ async fn requests_for_reports_wait_for_those_before_them() {
     }
 }
 
+/// The status of a node with a tap and this number of packets.
+fn with_packets(packets: u64) -> NodeStatus {
+    let counter = CounterStatus {
+        direction: "ingress".into(),
+        result: Verdict::Copied.name().into(),
+        packets,
+        bytes: packets * 100,
+    };
+    let session = SessionStatus {
+        mirror: "default".into(),
+        target: "default".into(),
+        serial: 1,
+        tunnel_key: None,
+        origin: "pod".into(),
+        direction: "both".into(),
+        settings: BTreeMap::new(),
+        ended: None,
+        left: LeftStatus::default(),
+        counters: vec![counter],
+        misfits: Vec::new(),
+    };
+    let tap = TapStatus {
+        ifindex: 7,
+        device: "veth7".into(),
+        inside: false,
+        pod: Some(PodId { uid: "1".into(), namespace: "shop".into(), name: "web".into() }),
+        nic: "eth0".into(),
+        network: None,
+        attached: AttachedStatus::default(),
+        pod_side: None,
+        sessions: vec![session],
+    };
+    NodeStatus {
+        version: "1".into(),
+        agent_running: true,
+        targets: Vec::new(),
+        taps: vec![tap],
+        notes: Some(Notes::default()),
+    }
+}
+
+/// On a busy node, a reading can take seconds before it has the counters.
+#[tokio::test(start_paused = true)]
+async fn rates_are_those_between_the_moments_of_the_counters() {
+    let (begun, seconds) = (Instant::now(), Arc::new(AtomicU64::new(0)));
+    let status = move || {
+        let second = seconds.fetch_add(8, Ordering::Relaxed);
+        async move { anyhow::Ok((with_packets(100 * second), begun + Duration::from_secs(second))) }
+    };
+    let request = ReportRequest { namespace: None, name: None, interval_millis: Some(5000) };
+    let answer = reports::measure(request, &Arc::new(Semaphore::new(2)), status).await.unwrap();
+    let answer: Value = serde_json::from_slice(&answer).unwrap();
+    let expected = json!({ "packets": 100.0, "bytes": 10_000.0 });
+    assert_eq!(answer[0]["nics"][0]["rates"]["copied"], expected, "{answer}");
+}
+
+/// Without the notes of the loop, pods that are not mirrored would be missing. The first of two readings needs none.
+#[tokio::test(start_paused = true)]
+async fn a_report_without_the_notes_of_the_loop_is_an_error() {
+    for (silent, is_error) in [(0, false), (1, true)] {
+        let readings = Arc::new(AtomicU64::new(0));
+        let status = move || {
+            let reading = readings.fetch_add(1, Ordering::Relaxed);
+            async move {
+                let status = with_packets(0);
+                let notes = status.notes.clone().filter(|_| reading != silent);
+                Ok((NodeStatus { notes, ..status }, Instant::now()))
+            }
+        };
+        let request = ReportRequest { namespace: None, name: None, interval_millis: Some(1000) };
+        let answer = reports::measure(request, &Arc::new(Semaphore::new(2)), status).await;
+        assert_eq!(answer.is_err(), is_error, "{answer:?}");
+    }
+}
+
 /// Rates are measured over seconds, in which others get their answers.
 #[tokio::test(start_paused = true)]
 async fn measurements_of_rates_do_not_wait_for_each_other() {
     let status = || async {
         let (targets, taps) = (Vec::new(), Vec::new());
-        anyhow::Ok(NodeStatus { version: "1".into(), agent_running: true, targets, taps, notes: None })
+        let notes = Some(Notes::default());
+        let status = NodeStatus { version: "1".into(), agent_running: true, targets, taps, notes };
+        anyhow::Ok((status, Instant::now()))
     };
     let request = ReportRequest { namespace: None, name: None, interval_millis: Some(5000) };
     let (places, begun) = (Arc::new(Semaphore::new(2)), Instant::now());
