@@ -1,4 +1,4 @@
-//! The CPU time of a thread, and pauses in proportion to it. The reconcile loop measures its rounds and readings.
+//! The CPU time of a thread, and pauses in proportion to it. Wall time would count what other processes of the node take.
 
 use std::time::Duration;
 
@@ -18,10 +18,15 @@ impl Work {
         Self { began: Instant::now(), cpu: time() }
     }
 
-    /// The pause after the work, which then takes about 1 % of a CPU. A wait, for a lock of the kernel or for a CPU,
-    /// takes at most a fifth of the time: if it counted as work, a busy node would be read far too seldom.
+    /// Its CPU time so far, or a 25th of its duration if that is more. If a wait, for a lock of the kernel or for a CPU,
+    /// counted as a whole, a busy node would be read far too seldom.
+    pub(crate) fn cost(&self) -> Duration {
+        time().saturating_sub(self.cpu).max(self.began.elapsed() / 25)
+    }
+
+    /// The pause after the work, which then takes about 1 % of a CPU, and waits for at most a fifth of the time.
     pub(crate) fn rest(&self, shortest: Duration) -> Duration {
-        rest(time().saturating_sub(self.cpu), shortest.max(self.began.elapsed() * 4))
+        rest(self.cost(), shortest)
     }
 }
 

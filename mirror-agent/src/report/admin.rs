@@ -2,8 +2,8 @@
 //!
 //! The server reads state and changes nothing. It shares one thread with the work of the command, so its cost is
 //! bounded: a connection carries one small request, each request has a deadline, the number of connections is limited,
-//! and metrics are computed for at most a tenth of the time. At the limit, a new connection evicts the oldest. So
-//! neither a silent client nor one that asks again and again delays the loop or a probe.
+//! and metrics take at most a tenth of a CPU and a fifth of the thread's time. At the limit, a new connection evicts the oldest. So neither a silent
+//! client nor one that asks again and again delays the loop or a probe.
 //! Spawned by `cli::run` and `cli::controller`.
 
 use std::{
@@ -27,6 +27,7 @@ use tokio::{net::TcpStream, sync::watch, time::timeout};
 use tracing::{debug, error, info};
 
 use crate::{
+    kernel::cpu,
     report::metrics,
     util::{accept, told::is_news},
 };
@@ -37,9 +38,11 @@ const CONNECTIONS: usize = 32;
 const DEADLINE: Duration = Duration::from_secs(10);
 /// Maximum length of a request in bytes: the minimum that hyper allows.
 const REQUEST: usize = 8192;
-/// Metrics are kept for this many times the time that it took to compute them, but not longer than [`LONGEST`].
+/// Metrics are kept for this many times the CPU time that it took to compute them, or for [`WAITS`] times the whole time
+/// if that is more, but not longer than [`LONGEST`].
 const KEPT: u32 = 10;
-/// Half of the chart's interval between two scrapes: on a busy node a computation can take seconds.
+const WAITS: u32 = 4;
+/// Half of the chart's interval between two scrapes.
 const LONGEST: Duration = Duration::from_secs(15);
 
 /// The sources of the answers, called for each request.
@@ -63,14 +66,19 @@ where
     let last = Mutex::new((Instant::now(), Ok(Bytes::new())));
     Box::new(move || {
         let mut last = last.lock().unwrap_or_else(PoisonError::into_inner);
-        let begun = Instant::now();
-        if last.0 <= begun {
+        if last.0 <= Instant::now() {
+            let (begun, cpu) = (Instant::now(), cpu::time());
             let metrics = compute().map(Bytes::from).map_err(|error| format!("{error:#}"));
-            let rest = (begun.elapsed() * KEPT).min(LONGEST);
-            *last = (Instant::now() + rest, metrics);
+            let lasts = kept_for(cpu::time().saturating_sub(cpu), begun.elapsed());
+            *last = (Instant::now() + lasts, metrics);
         }
         last.1.clone()
     })
+}
+
+/// How long metrics are kept that took this CPU time and this time.
+fn kept_for(cpu: Duration, whole: Duration) -> Duration {
+    (cpu * KEPT).max(whole * WAITS).min(LONGEST)
 }
 
 /// Serves at `address` until the task is aborted. If the address cannot be bound, retries; `trouble` gets the reason,
@@ -163,9 +171,17 @@ fn text(status: StatusCode, text: impl Into<Bytes>) -> Response<Full<Bytes>> {
 mod tests {
     #![expect(clippy::unwrap_used, reason = "tests panic")]
 
-    use std::thread;
+    use std::hint;
 
     use super::*;
+
+    #[test]
+    fn metrics_are_kept_by_the_time_that_they_took() {
+        let ms = Duration::from_millis;
+        assert_eq!(kept_for(ms(20), ms(20)), ms(200));
+        assert_eq!(kept_for(ms(20), ms(1000)), ms(4000), "a busy node");
+        assert_eq!(kept_for(ms(2000), ms(2000)), LONGEST);
+    }
 
     #[test]
     fn a_client_that_asks_again_and_again_gets_metrics_that_were_computed_before() {
@@ -173,7 +189,10 @@ mod tests {
         let computed = Arc::new(Mutex::new(0_u32));
         let of_source = Arc::clone(&computed);
         let source = kept(move || {
-            thread::sleep(TAKES);
+            let begun = cpu::time();
+            while cpu::time() - begun < TAKES {
+                hint::spin_loop();
+            }
             let mut computed = of_source.lock().unwrap();
             *computed += 1;
             Ok(computed.to_string())

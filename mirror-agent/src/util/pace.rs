@@ -10,10 +10,10 @@ use tokio::time::Instant;
 /// The longest [`rest`].
 const LONGEST: Duration = Duration::from_secs(30);
 
-/// The pause after work that took this long. The work takes about 1 % of the time, or more if it takes longer than
-/// 300 ms.
-pub(crate) fn rest(took: Duration, shortest: Duration) -> Duration {
-    (took * 100).max(shortest).min(LONGEST)
+/// The pause after work with this cost (`cpu::Work`). The work then takes about 1 % of a CPU, or more if it takes longer
+/// than 300 ms.
+pub(crate) fn rest(cost: Duration, shortest: Duration) -> Duration {
+    (cost * 100).max(shortest).min(LONGEST)
 }
 
 /// The rate limit of the writes of one object.

@@ -2,8 +2,9 @@
 //!
 //! The kernel lists the filters and the TCX chain of a device only in the device's network namespace, so a thread has
 //! to enter the pod. It sends no event when a chain changes, and it announces a changed filter only to listeners in the
-//! pod. So the agent polls: once a second, or less often if that would take more than 1 % of the time. One poll reads
-//! one pod, so that events do not wait until all pods are read. A round uses the last view of each pod.
+//! pod. So the agent polls: once a second, or less often if that would take more than 1 % of a CPU, or wait for more
+//! than a quarter of the time. One poll reads one pod, so that events do not wait until all pods are read. A round uses
+//! the last view of each pod.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -22,7 +23,10 @@ use super::{
     tcx::{self, InChain},
 };
 use crate::{
-    kernel::netns::{Namespaces, Netns},
+    kernel::{
+        cpu::Work,
+        netns::{Namespaces, Netns},
+    },
     model::{Device, IfIndex, NetnsId, Program},
     util::pace::rest,
 };
@@ -63,7 +67,7 @@ struct Pod {
     /// The last view; `None` if podmirror's programs there have changed since.
     seen: Option<Seen>,
     at: Instant,
-    took: Duration,
+    cost: Duration,
 }
 
 /// The hooks inside pods by namespace, with a path where each namespace may be.
@@ -124,14 +128,14 @@ impl Inside {
     /// Records that the agent has attached a program at a hook, or tried to.
     pub(super) fn touched(&mut self, device: Device, which: Program) {
         let unseen =
-            Pod { hooks: BTreeSet::new(), hint: None, seen: None, at: Instant::now(), took: Duration::ZERO };
+            Pod { hooks: BTreeSet::new(), hint: None, seen: None, at: Instant::now(), cost: Duration::ZERO };
         let pod = self.pods.entry(device.netns).or_insert(unseen);
         pod.hooks.insert((device.ifindex, which));
         pod.seen = None;
     }
 
     fn rest(&self) -> Duration {
-        rest(self.pods.values().map(|pod| pod.took).sum(), EVERY)
+        rest(self.pods.values().map(|pod| pod.cost).sum(), EVERY)
     }
 }
 
@@ -142,13 +146,13 @@ impl Pod {
         hooks: BTreeSet<(IfIndex, Program)>,
         hint: Option<PathBuf>,
     ) -> Self {
-        let at = Instant::now();
+        let (at, work) = (Instant::now(), Work::begin());
         let seen = async {
             let netns = namespaces.find(netns, hint.as_deref())?;
             view(&netns, &hooks).await
         };
         let seen = seen.await.map_err(|error: anyhow::Error| format!("{error:#}"));
-        Self { hooks, hint, seen: Some(seen), at, took: at.elapsed() }
+        Self { hooks, hint, seen: Some(seen), at, cost: work.cost() }
     }
 }
 
