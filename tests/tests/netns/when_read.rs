@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use mirror_tests::{
-    Agent, Capture, Frames, Lab, PodNs, PodSpec, PodsFile, SOON, Status, TapStatus, check, eventually,
+    Agent, Capture, Frames, Lab, PodNs, PodSpec, PodsFile, SOON, Status, TapStatus, check, eventually, scaled,
 };
 
 use crate::{Inside, MIRROR, Node, any_mode, pod_side::up, shows};
@@ -48,7 +48,7 @@ fn is_read((capture, before): &(Capture, Frames), node: &Node) {
     let inside = Inside::of(web);
     // Longer than the agent waits for a reader to come back.
     let begun = Instant::now();
-    while begun.elapsed() < Duration::from_millis(1500) {
+    while begun.elapsed() < scaled(Duration::from_secs(2)) {
         web.ping(db.v4(), 5, 56);
     }
     web.udp_echo(db, db.v4(), &[0, 1472, 9000]);

@@ -61,7 +61,7 @@ const fn of(verdict: Verdict) -> &'static str {
              Without a snap length, a copy to a device is not cut."
         }
         Verdict::Unread => {
-            "No program read the mirror interface, and --when-read copies only for a reader. Copies begin within 50 ms of \
+            "No program read the mirror interface, and --when-read copies only for a reader. Copies begin within 40 ms of \
              the start of tcpdump or an IDS on it."
         }
         Verdict::Lost => {
