@@ -121,10 +121,23 @@ pub struct Clock {
 }
 
 impl Clock {
-    /// The present moment.
+    /// The present moment: the closest of three pairs of readings, because this thread can lose its CPU between two.
     pub fn now() -> io::Result<Self> {
         let read = |clock| Ok::<_, io::Error>(Duration::from(clock_gettime(clock)?).as_nanos() as u64);
-        Ok(Self { wall_ns: read(ClockId::CLOCK_REALTIME)?, monotonic_ns: read(ClockId::CLOCK_MONOTONIC)? })
+        let pair = || {
+            let before_ns = read(ClockId::CLOCK_MONOTONIC)?;
+            let wall_ns = read(ClockId::CLOCK_REALTIME)?;
+            let monotonic_ns = read(ClockId::CLOCK_MONOTONIC)?;
+            Ok::<_, io::Error>((monotonic_ns - before_ns, Self { wall_ns, monotonic_ns }))
+        };
+        let (mut apart_ns, mut closest) = pair()?;
+        for _ in 0..2 {
+            let (other_ns, other) = pair()?;
+            if other_ns < apart_ns {
+                (apart_ns, closest) = (other_ns, other);
+            }
+        }
+        Ok(closest)
     }
 
     /// Converts a time of `CLOCK_MONOTONIC` to nanoseconds since the epoch.

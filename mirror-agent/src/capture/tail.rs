@@ -44,8 +44,8 @@ use crate::{
 
 /// The application name in the files.
 const APPLICATION: &str = concat!("podmirror ", env!("PODMIRROR_VERSION"));
-/// Timeout for the first notes to a reader of the API, which come at once.
-const NOTES: Duration = Duration::from_secs(1);
+/// Timeout for the first notes to a reader of the API, which come at once unless the node is busy.
+const NOTES: Duration = Duration::from_secs(5);
 
 /// The packets to read.
 #[derive(Debug, Clone)]
