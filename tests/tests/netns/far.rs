@@ -47,14 +47,16 @@ impl Scene {
             let way = if side == "r0" { 254 } else { 253 };
             // A router solicits a neighbour from a link-local address.
             router.ip(&format!("address add fe80::{way}/64 dev {side} nodad"));
-            for (own, to, way, bits) in [
-                (format!("10.9.0.{own}"), format!("10.9.0.{to}"), format!("10.9.0.{way}"), 32),
-                (format!("fd09::{own}"), format!("fd09::{to}"), format!("fd09::{way}"), 128),
+            // Without `nodad`, an address can be tentative for seconds while other stories hold the kernel's lock of all
+            // devices. The first ping then has another source.
+            for (own, to, way, bits, nodad) in [
+                (format!("10.9.0.{own}"), format!("10.9.0.{to}"), format!("10.9.0.{way}"), 32, ""),
+                (format!("fd09::{own}"), format!("fd09::{to}"), format!("fd09::{way}"), 128, "nodad"),
             ] {
-                netns.ip(&format!("address add {own}/{bits} dev {device}"));
+                netns.ip(&format!("address add {own}/{bits} dev {device} {nodad}"));
                 netns.ip(&format!("route add {way}/{bits} dev {device}"));
                 netns.ip(&format!("route add {to}/{bits} via {way}"));
-                router.ip(&format!("address add {way}/{bits} dev {side}"));
+                router.ip(&format!("address add {way}/{bits} dev {side} {nodad}"));
                 router.ip(&format!("route add {own}/{bits} dev {side}"));
             }
         }
