@@ -1,7 +1,8 @@
 //! Open vSwitch on another machine receives the packets of tunnels, and forwards the inner frames by the key.
 //!
-//! The first commands are those of docs/targets.md. The datapath is a kernel module, which the guests' kernels have. On
-//! another kernel the story reports that it was not run, and fails if no story may be skipped.
+//! The first commands are those of docs/targets.md. The datapath is a kernel module, which the guests' kernels have
+//! (`cargo xtask vm --kernel 6.12 --level readers -- ovs`). On another kernel the story reports that it was not run, and
+//! fails if no story may be skipped.
 
 use std::{collections::BTreeMap, env, fs, io::Write as _};
 
