@@ -135,8 +135,8 @@ mod tests {
 
     #[test]
     fn what_is_read_is_bounded_in_time_and_length() {
-        let patience = Duration::from_millis(200);
-        let read_from = |most_bytes, write: fn(UnixStream)| {
+        let [patience, long] = [Duration::from_millis(200), Duration::from_secs(60)];
+        let read_from = |patience, most_bytes, write: fn(UnixStream)| {
             let (agent, reader) = UnixStream::pair().unwrap();
             let writer = std::thread::spawn(move || write(agent));
             let began = Instant::now();
@@ -148,11 +148,14 @@ mod tests {
             agent.write_all(&serde_json::to_vec(&Notes::default()).unwrap()).unwrap();
         };
         let length = serde_json::to_vec(&Notes::default()).unwrap().len();
-        assert_eq!(read_from(length, all).0, Some(Notes::default()));
-        assert_eq!(read_from(length - 1, all).0, None, "too long");
+        assert_eq!(read_from(long, length, all).0, Some(Notes::default()));
+        assert_eq!(read_from(long, length - 1, all).0, None, "too long");
         // Sends forever, until the reader has disconnected.
-        assert_eq!(read_from(1 << 20, |mut agent| while agent.write_all(&[b' '; 4096]).is_ok() {}).0, None);
-        let (notes, took) = read_from(1 << 20, |mut agent| {
+        assert_eq!(
+            read_from(long, 1 << 20, |mut agent| while agent.write_all(&[b' '; 4096]).is_ok() {}).0,
+            None
+        );
+        let (notes, took) = read_from(patience, 1 << 20, |mut agent| {
             while agent.write_all(b" ").is_ok() {
                 std::thread::sleep(Duration::from_millis(5));
             }
