@@ -115,10 +115,10 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
         self.links.snapshot(&pods).await.context("cannot read the network devices")
     }
 
-    /// Returns the pods whose devices must be read: the wanted ones, the collectors, those that may have a relay device,
-    /// and those that a reader of interfaces must not read.
+    /// Returns the pods whose devices must be read: the wanted ones, the collectors, and those that may have a relay device.
+    /// For a reader of interfaces, which must not read some pods: all.
     fn pods_to_read(&self, choice: &Choice<'_>, captures: &[Capture], pods: &[Pod]) -> Vec<PodNetns> {
-        let Choice { wanted, barred, .. } = choice;
+        let wanted = &choice.wanted;
         let mut nics = BTreeMap::<_, BTreeSet<String>>::new();
         for wanted in wanted {
             let names = wanted.expected_nics().map(|(_, name)| name.to_owned());
@@ -129,9 +129,10 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
         let with_exits = pods.iter().filter(|pod| self.memory.devices.may_be_in(&pod.id.uid));
         let collectors = self.memory.policy.collectors().flat_map(|(_, nic)| collector::of(nic, pods));
         let reads_interfaces = captures.iter().any(Capture::is_of_interfaces);
-        let barred = barred.iter().map(|(pod, _)| *pod).filter(|_| reads_interfaces);
+        // The interface of a pod that is read is that of no other.
+        let others = pods.iter().filter(|_| reads_interfaces);
         let (mut uids, mut to_read) = (BTreeSet::new(), Vec::new());
-        let all = wanted.chain(collectors).chain(with_exits).chain(barred);
+        let all = wanted.chain(collectors).chain(with_exits).chain(others);
         for pod in all.filter(|pod| !pod.host_network) {
             if uids.insert(&pod.id.uid) {
                 to_read.push(PodNetns {

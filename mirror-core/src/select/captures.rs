@@ -220,8 +220,10 @@ impl Selection {
 /// Whether a device of the node leads into the network namespace of a pod, or may do so.
 fn leads_into(link: &Link, pod: &Pod, links: &LinkSnapshot) -> bool {
     let nsid = link.peer.and_then(|peer| peer.nsid);
-    nsid.is_some()
+    !pod.host_network
+        && nsid.is_some()
         && match links.pods.get(&pod.id.uid) {
+            Some(Ok(inside)) if inside.is_host => false,
             Some(Ok(inside)) if inside.nsid.is_some() || inside.stale.is_none() => inside.nsid == nsid,
             // It may be this namespace.
             Some(_) => true,

@@ -197,7 +197,7 @@ fn an_interface_that_leads_into_a_barred_pod_is_for_root_alone() {
     assert_eq!(barred(&captures[1..], &links), (vec![1], reasons.clone()));
     // Each of the interfaces could be this pod's.
     let inside = links.pods[&db.id.uid].clone().unwrap();
-    let unread = PodLinks { nsid: None, links: Vec::new(), stale: Some("no right".into()), ..inside };
+    let unread = PodLinks { nsid: None, links: Vec::new(), stale: Some("no right".into()), ..inside.clone() };
     for unread in [Err("no right".into()), Ok(unread)] {
         links.pods.insert(db.id.uid.clone(), unread);
         assert_eq!(barred(&captures, &links), (vec![1, 1, 1], vec!["OptedOut"; 3]));
@@ -205,6 +205,15 @@ fn an_interface_that_leads_into_a_barred_pod_is_for_root_alone() {
     // Its interface can exist before its processes, and is none of those of the others.
     links.pods.remove(&db.id.uid);
     assert_eq!(barred(&captures, &links), (vec![2, 1, 1], reasons));
+    // A pod with the node's network has no interface, and its devices are not read.
+    let mut on_host = mk_pod("agent", &[(MIRROR, "false")]);
+    on_host.host_network = true;
+    let on_node = PodLinks { nsid: None, is_host: true, stale: Some("no right".into()), ..inside };
+    let agent = mk_pod("agent", &[]);
+    let link = &links.by_name("veth100").unwrap().clone();
+    assert!(!leads_into(link, &on_host, &mk_node(&[])));
+    links.pods.insert(agent.id.uid.clone(), Ok(on_node));
+    assert!(!leads_into(link, &agent, &links));
 }
 
 proptest! {
