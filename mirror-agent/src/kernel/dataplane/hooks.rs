@@ -337,7 +337,11 @@ impl Hooks {
             None => self.filters.is_ingress_only(ifindex).await,
             Some(netns) => {
                 let hook = [(ifindex, Program::TapEgress)].into();
-                Ok(view(netns, &hook).await?.filters.ingress_only.contains(&ifindex))
+                let filters = view(netns, &hook).await?.filters;
+                if let Some(error) = filters.unread.get(&ifindex) {
+                    bail!("{error}");
+                }
+                Ok(filters.ingress_only.contains(&ifindex))
             }
         }
     }
