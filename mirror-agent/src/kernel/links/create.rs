@@ -287,7 +287,8 @@ pub(super) async fn remove_multicast_route(handle: &Handle, ifindex: IfIndex) ->
     let route = RouteMessageBuilder::<Ipv6Addr>::new()
         .destination_prefix(Ipv6Addr::new(0xff00, 0, 0, 0, 0, 0, 0, 0), 8)
         .table_id(libc::RT_TABLE_LOCAL.into())
-        .protocol(RouteProtocol::Kernel)
+        // Its protocol is `boot` before Linux 5.11 (a826b04303a4), and `kernel` since then.
+        .protocol(RouteProtocol::Unspec)
         .kind(RouteType::Multicast)
         .output_interface(ifindex.0)
         .build();
