@@ -12,7 +12,7 @@ use std::{
 };
 
 /// The message about a file with [`Merge::is_out_of_order`].
-pub const OUT_OF_ORDER: &str = "the packets are not in order of time, because there were too many to wait for all nodes: `reordercap` sorts the file";
+pub const OUT_OF_ORDER: &str = "the packets are not in order of time: `reordercap` sorts the file";
 
 /// Bounds of the waiting packets.
 #[derive(Debug, Clone, Copy)]

@@ -24,7 +24,7 @@ use tokio::{
 /// Maximum number of parts waiting to be written.
 const PARTS: usize = 4;
 /// Maximum number of bytes that are written at a time.
-const CHUNK: usize = 64 << 10;
+const CHUNK: usize = 4 << 10;
 
 pub(super) struct Sink {
     parts: mpsc::Sender<Vec<u8>>,
@@ -176,41 +176,46 @@ mod tests {
     }
 
     const PART: usize = 1 << 20;
-    const PATIENCE: Duration = Duration::from_secs(1);
 
-    /// Writes two parts into a pipe with this reader. Returns the outcome, and the number of bytes that it has read.
-    async fn written(read: impl FnOnce(PipeReader) -> usize + Send + 'static) -> (anyhow::Result<()>, usize) {
+    /// Writes two parts into a pipe with this reader. Returns the outcome, and the thread that reads.
+    async fn written(
+        patience: Duration,
+        read: impl FnOnce(PipeReader) -> usize + Send + 'static,
+    ) -> (anyhow::Result<()>, thread::JoinHandle<usize>) {
         let (reader, writer) = pipe().unwrap();
         let reader = thread::spawn(move || read(reader));
         let file = File::from(OwnedFd::from(writer));
         let mut sink = Sink::open(Some(Path::new("web.pcapng")), Some(file)).await.unwrap();
         assert!(sink.has_reader);
         sink.room().await.unwrap().send(vec![1; PART]);
-        let outcome = sink.finish(vec![2; PART], PATIENCE).await;
-        (outcome, reader.join().unwrap())
+        (sink.finish(vec![2; PART], patience).await, reader)
     }
 
     #[tokio::test]
     async fn a_slow_reader_gets_everything_and_one_that_stops_ends_the_wait() {
-        let (outcome, read) = written(|mut reader| {
+        const PATIENCE: Duration = Duration::from_secs(3);
+        let (outcome, reader) = written(PATIENCE, |mut reader| {
             let mut bytes = vec![0; 2 * PART];
-            for part in bytes.chunks_mut(PART / 4) {
-                thread::sleep(PATIENCE / 4);
+            for part in bytes.chunks_mut(PART / 20) {
+                thread::sleep(PATIENCE / 30);
                 reader.read_exact(part).unwrap();
             }
             bytes.len()
         })
         .await;
         outcome.unwrap();
-        assert_eq!(read, 2 * PART, "in twice the patience");
+        assert_eq!(reader.join().unwrap(), 2 * PART, "in more than the patience");
 
-        let (outcome, _) = written(|reader| {
-            thread::sleep(PATIENCE * 3);
+        let (ended, has_ended) = std::sync::mpsc::channel();
+        let (outcome, reader) = written(Duration::from_secs(1), move |reader| {
+            has_ended.recv().unwrap();
             drop(reader);
             0
         })
         .await;
         assert!(outcome.unwrap_err().to_string().contains("read nothing for 1 s"));
+        ended.send(()).unwrap();
+        reader.join().unwrap();
     }
 
     /// Ctrl-C ends the command meanwhile.
