@@ -154,9 +154,9 @@ impl Stage {
                 let seen: u64 = sessions.iter().map(|session| session.seen()).sum();
                 let copied: u64 = sessions.iter().map(|session| session.total("copied")).sum();
                 match self.contestant {
-                    Contestant::TcxFilter | Contestant::TcxUnread => {
-                        assert!(seen > 0 && copied == 0, "{title}: {sessions:?}")
-                    }
+                    Contestant::TcxFilter => assert!(seen > 0 && copied == 0, "{title}: {sessions:?}"),
+                    // While the agent is late, copies are made.
+                    Contestant::TcxUnread => assert!(copied < seen, "{title}: {sessions:?}"),
                     _ => assert!(copied > 0 || may_be_none, "{title}: nothing was copied: {sessions:?}"),
                 }
                 Some(format!("{title}: {copied} copies of {seen} packets."))
