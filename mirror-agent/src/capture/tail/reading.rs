@@ -171,8 +171,8 @@ impl Reading {
         }
     }
 
-    /// Reads some records, until one that was written after `end_ns` (`CLOCK_MONOTONIC`). Reads nothing while earlier blocks
-    /// still wait for the reader of the pipe: then the ring fills up, and the taps count the lost packets.
+    /// Reads some records, until one that was written after `end_ns` (`CLOCK_MONOTONIC`). Reads nothing while earlier
+    /// blocks still wait for the reader of the pipe: then the ring fills up, and the taps count the lost packets.
     fn batch(&mut self, end_ns: u64) -> anyhow::Result<Batch> {
         let Self { ring, sessions, recorder, past_ns, .. } = self;
         let mut progress = Progress::GoesOn;
