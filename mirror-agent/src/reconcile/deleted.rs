@@ -1,8 +1,10 @@
-//! [`DeletedPods`]: the tapped pods whose objects were deleted, and whose processes still run. Pure; the loop calls it.
+//! [`DeletedPods`]: the pods in force although their objects were deleted, because their processes still run: those that
+//! are tapped, and those that are barred to readers of interfaces. Pure; the loop calls it.
 //!
 //! `kubectl delete --force` deletes the object at once, and the kubelet ends the processes afterwards: a second or two
 //! later, or much later if the kubelet or the runtime hangs. The packets in this time are still the pod's. The pod is
-//! mirrored according to the last state of its object, and to the present state of the Mirrors that select it.
+//! mirrored according to the last state of its object, and to the present state of the Mirrors that select it. An agent
+//! that starts in this time does not know the pod.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -22,17 +24,17 @@ pub(super) const LOOK_AGAIN: Duration = Duration::from_secs(1);
 /// The deleted pods that may still run.
 #[derive(Default)]
 pub(super) struct DeletedPods {
-    /// The UIDs of the pods that were tapped in the last round.
-    tapped: BTreeSet<String>,
+    /// The UIDs of the pods that the last round has tapped or barred.
+    in_force: BTreeSet<String>,
     /// The pods by UID, each with the time of its deletion.
     pods: BTreeMap<String, (Pod, Instant)>,
 }
 
 impl DeletedPods {
-    /// Adds pods whose objects were deleted. Keeps only tapped pods that are found by their processes.
+    /// Adds pods whose objects were deleted. Keeps only those in force that are found by their processes.
     pub(super) fn add(&mut self, deleted: Vec<Pod>, now: Instant) {
         for pod in deleted {
-            if pod.netns.is_none() && self.tapped.contains(&pod.id.uid) {
+            if pod.netns.is_none() && self.in_force.contains(&pod.id.uid) {
                 self.pods.insert(pod.id.uid.clone(), (pod, now));
             }
         }
@@ -65,11 +67,12 @@ impl DeletedPods {
         list.iter().cloned().chain(gone).collect()
     }
 
-    /// Records which pods the round has tapped, and forgets deleted pods without a tap. Returns whether there were any.
-    pub(super) fn note<'a>(&mut self, tapped: impl Iterator<Item = &'a PodId>) -> bool {
-        self.tapped = tapped.map(|pod| pod.uid.clone()).collect();
+    /// Records which pods the round has tapped or barred, and forgets the other deleted pods. Returns whether there were
+    /// any.
+    pub(super) fn note<'a>(&mut self, in_force: impl Iterator<Item = &'a PodId>) -> bool {
+        self.in_force = in_force.map(|pod| pod.uid.clone()).collect();
         let before = self.pods.len();
-        self.pods.retain(|uid, _| self.tapped.contains(uid));
+        self.pods.retain(|uid, _| self.in_force.contains(uid));
         self.pods.len() < before
     }
 

@@ -211,7 +211,8 @@ impl Memory {
         self.schedule.after(now, is_moving.then_some(Duration::ZERO), "a tap moves to its other side");
         routes::complete(&desired, &mut incomplete);
         let tapped = desired.taps.values().filter_map(|tap| tap.head.owner.pod.as_ref());
-        let has_ended = report.is_listed && self.deleted.note(tapped);
+        let barred = choice.barred.iter().map(|(pod, _)| &pod.id);
+        let has_ended = report.is_listed && self.deleted.note(tapped.chain(barred));
         self.schedule.after(now, has_ended.then_some(Duration::ZERO), "a deleted pod has ended");
         self.schedule.after(now, self.deleted.wait(), "a deleted pod still runs");
         self.schedule.after(now, self.devices.wait(), "a device is created again");

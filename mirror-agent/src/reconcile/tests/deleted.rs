@@ -89,3 +89,29 @@ async fn a_mirror_that_is_deleted_ends_for_deleted_pods_too() {
     run_for(&mut world, 2 * gone_look()).await.unwrap();
     assert_eq!(tapped(&world), [0; 0]);
 }
+
+/// The veth exists while the pod's processes run. The reader comes after the deletion.
+#[tokio::test(start_paused = true)]
+async fn a_reader_stays_out_of_an_opted_out_pod_without_an_object() {
+    let wants = Wants::Named { pods: BTreeSet::new(), interfaces: ["dev11".to_owned()].into() };
+    let reader = Capture { origin: Origin::Reader, wants, ..capture(&[]) };
+    let captures = watch::Sender::default();
+    let mut world = world_with(captures.subscribe());
+    add_pod(&mut world, 1);
+    world.pods.0.as_mut().unwrap()[0].netns = None;
+    annotate(&mut world, "mirror", "false");
+    run_for(&mut world, Duration::from_millis(1)).await.unwrap();
+    assert_eq!(tapped(&world), [0; 0]);
+
+    delete(&mut world);
+    run_for(&mut world, Duration::from_secs(5)).await.unwrap();
+    captures.send_replace(captured(reader));
+    run_for(&mut world, A_MINUTE).await.unwrap();
+    let report = world.report.borrow().clone();
+    let reasons: Vec<_> = report.skipped.iter().map(|skipped| skipped.why.name()).collect();
+    assert_eq!((tapped(&world), reasons), (vec![], vec!["OptedOut"]));
+
+    world.links.links.pods.remove("uid-1");
+    run_for(&mut world, 2 * gone_look()).await.unwrap();
+    assert_eq!(tapped(&world), [11], "a device of nobody");
+}
