@@ -337,11 +337,8 @@ impl Hooks {
             None => self.filters.is_ingress_only(ifindex).await,
             Some(netns) => {
                 let hook = [(ifindex, Program::TapEgress)].into();
-                let filters = view(netns, &hook).await?.filters;
-                if let Some(error) = filters.unread.get(&ifindex) {
-                    bail!("{error}");
-                }
-                Ok(filters.ingress_only.contains(&ifindex))
+                let ingress_only = view(netns, &hook).await?.filters.ingress_only;
+                Ok(ingress_only.context("there are too many qdiscs beside it")?.contains(&ifindex))
             }
         }
     }

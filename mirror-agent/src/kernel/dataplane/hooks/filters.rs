@@ -42,8 +42,8 @@ pub(super) struct AtHook {
 pub(super) struct AllFilters {
     /// The hooks with a filter of podmirror.
     pub(super) hooks: BTreeMap<(IfIndex, Program), AtHook>,
-    /// Devices with an ingress qdisc, which have no egress hook.
-    pub(super) ingress_only: BTreeSet<IfIndex>,
+    /// Devices with an ingress qdisc, which have no egress hook. `None`: not all qdiscs were read.
+    pub(super) ingress_only: Option<BTreeSet<IfIndex>>,
     /// Devices whose filters could not be read, and the error.
     pub(super) unread: BTreeMap<IfIndex, String>,
 }
@@ -132,10 +132,8 @@ impl Filters {
     }
 
     async fn read(&self, qdiscs: BTreeMap<IfIndex, bool>) -> anyhow::Result<AllFilters> {
-        let mut all = AllFilters {
-            ingress_only: qdiscs.iter().filter(|(_, is_clsact)| !**is_clsact).map(|(at, _)| *at).collect(),
-            ..AllFilters::default()
-        };
+        let ingress_only = qdiscs.iter().filter(|(_, is_clsact)| !**is_clsact).map(|(at, _)| *at).collect();
+        let mut all = AllFilters { ingress_only: Some(ingress_only), ..AllFilters::default() };
         for (ifindex, is_clsact) in qdiscs {
             for hook in Hook::ALL {
                 // An ingress qdisc lists the filters of its ingress hook for every parent.

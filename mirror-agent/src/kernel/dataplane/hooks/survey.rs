@@ -147,7 +147,7 @@ impl Survey {
         }
         let lacks_hook = method == Method::Clsact
             && which.hook() == Hook::Egress
-            && filters.ingress_only.contains(&ifindex);
+            && filters.ingress_only.as_ref().is_some_and(|devices| devices.contains(&ifindex));
         let attached = match view {
             Some(view) => seen_inside(pin, view, has_trace, ifindex, which),
             None => {
