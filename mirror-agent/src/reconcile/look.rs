@@ -115,8 +115,8 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
         self.links.snapshot(&pods).await.context("cannot read the network devices")
     }
 
-    /// Returns the pods whose devices must be read: the wanted ones, the collectors, and those that may have a relay device.
-    /// For a reader of interfaces, which must not read some pods: all.
+    /// Returns the pods whose devices must be read: the wanted ones, the collectors, and those that may have a relay
+    /// device. For a reader of interfaces, which must not read some pods: all.
     fn pods_to_read(&self, choice: &Choice<'_>, captures: &[Capture], pods: &[Pod]) -> Vec<PodNetns> {
         let wanted = &choice.wanted;
         let mut nics = BTreeMap::<_, BTreeSet<String>>::new();
@@ -129,7 +129,7 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
         let with_exits = pods.iter().filter(|pod| self.memory.devices.may_be_in(&pod.id.uid));
         let collectors = self.memory.policy.collectors().flat_map(|(_, nic)| collector::of(nic, pods));
         let reads_interfaces = captures.iter().any(Capture::is_of_interfaces);
-        // The interface of a pod that is read is that of no other.
+        // An interface whose pod is known belongs to no barred pod.
         let others = pods.iter().filter(|_| reads_interfaces);
         let (mut uids, mut to_read) = (BTreeSet::new(), Vec::new());
         let all = wanted.chain(collectors).chain(with_exits).chain(others);

@@ -2,8 +2,8 @@
 //!
 //! The server reads state and changes nothing. It shares one thread with the work of the command, so its cost is
 //! bounded: a connection carries one small request, each request has a deadline, the number of connections is limited,
-//! and metrics are kept in proportion to the time that they took. At the limit, a new connection evicts the oldest. So
-//! neither a silent client nor one that asks again and again delays the loop or a probe.
+//! and metrics that took long are collected less often. At the limit, a new connection evicts the oldest. So neither a
+//! silent client nor one that asks again and again delays the loop or a probe.
 //! Spawned by `cli::run` and `cli::controller`.
 
 use std::{
