@@ -224,8 +224,13 @@ impl Drop for Cluster {
             let back = self.cluster().components().map_or(Ok(()), |components| components.bring_back());
             back.unwrap_or_else(|error| eprintln!("{error:#}"));
             eprintln!("the agent's log:\n{}", self.agent_log().unwrap_or_else(|error| error));
-            let pods = self.try_kubectl("get pods,events -A -o wide");
-            eprintln!("{}", pods.unwrap_or_else(|error| error));
+            for words in [
+                "get pods,events -A -o wide",
+                "describe apiservice v1alpha1.packets.podmirror.io",
+                &format!("-n {AGENT} logs deployment/{AGENT}-apiserver --all-pods --prefix"),
+            ] {
+                eprintln!("{}", self.try_kubectl(words).unwrap_or_else(|error| error));
+            }
         }
     }
 }
