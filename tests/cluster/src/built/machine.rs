@@ -8,6 +8,7 @@ use std::{
     io::ErrorKind,
     os::unix::net::UnixStream,
     path::{Path, PathBuf},
+    process::Command,
     time::Duration,
 };
 
@@ -16,8 +17,8 @@ use nix::{mount::MntFlags, mount::umount2, sys::signal::Signal};
 use serde_json::{Value, json};
 
 use super::{
-    BACKEND_IP, BRIDGE, NODE_IPS, POD_CIDRS, cilium, component::Process, component::eventually, state,
-    state::Cni,
+    BACKEND_IP, BRIDGE, NODE_IPS, POD_CIDRS, SERVICE_CIDRS, cilium, component::Process,
+    component::eventually, state, state::Cni,
 };
 use mirror_test_tools::process::{Run as _, command, step};
 
@@ -72,10 +73,10 @@ pub(super) fn record() -> Result<()> {
     if let Some(dir) = kubepods().first() {
         bail!("{} exists: another Kubernetes runs pods on this machine, and two would fight", dir.display());
     }
-    for (family, cidr) in ["-4", "-6"].into_iter().zip(families(&POD_CIDRS)) {
-        let routes = command("ip").args([family, "route", "show", "root", cidr]).read()?;
+    for cidr in families(&POD_CIDRS).iter().chain(families(&SERVICE_CIDRS)) {
+        let routes = ip_route(cidr).args(["show", "root", cidr]).read()?;
         if let Some(route) = routes.lines().next() {
-            bail!("the pods' addresses, {cidr}, are in use on this machine: {route}");
+            bail!("the addresses of pods and services, {cidr}, are in use on this machine: {route}");
         }
     }
     let absent: Vec<_> = DIRS.into_iter().filter(|dir| !Path::new(dir).exists()).collect();
@@ -109,6 +110,7 @@ pub(super) fn prepare(cni: Cni) -> Result<()> {
         ));
     }
     add_addresses(families(&NODE_IPS))?;
+    keep_services()?;
     if families(&NODE_IPS).len() == 1 {
         step("the machine has no IPv6: pods and services have none either");
     }
@@ -121,6 +123,21 @@ pub(super) fn add_addresses(addresses: &[&str]) -> Result<()> {
         command("ip").args(["address", "replace", address, "dev", "lo"]).run()?;
     }
     Ok(())
+}
+
+/// Discards what is sent to a service before kube-proxy has its rules. By a default route, another machine could answer:
+/// kube-apiserver accepts any answer about the health of an aggregated API, and keeps that connection.
+fn keep_services() -> Result<()> {
+    families(&SERVICE_CIDRS)
+        .iter()
+        .try_for_each(|cidr| ip_route(cidr).args(["replace", cidr, "dev", "lo"]).run())
+}
+
+/// `ip route` for the family of these addresses.
+fn ip_route(cidr: &str) -> Command {
+    let mut ip = command("ip");
+    ip.args([if cidr.contains(':') { "-6" } else { "-4" }, "route"]);
+    ip
 }
 
 /// Kills the processes in the cgroups of pods, and containerd's shims. `record` has checked that there were no such
@@ -166,6 +183,11 @@ pub(super) fn restore() -> Result<()> {
         let shown = command("ip").args(["-o", "address", "show", "dev", "lo", "to", address]).read()?;
         if let Some(address) = shown.split_whitespace().nth(3) {
             outcomes.push(command("ip").args(["address", "delete", address, "dev", "lo"]).run());
+        }
+    }
+    for cidr in families(&SERVICE_CIDRS) {
+        if !ip_route(cidr).args(["show", cidr, "dev", "lo"]).read()?.is_empty() {
+            outcomes.push(ip_route(cidr).args(["delete", cidr, "dev", "lo"]).run());
         }
     }
     if let Ok(before) = fs::read_to_string(state::path("before.json")) {
