@@ -175,6 +175,11 @@ impl Maps {
         taps.flat_map(|(device, entry)| [*device].into_iter().chain(entry.head.pod_side()))
     }
 
+    /// Whether each tap's entry is as an agent would write it for the rest of the maps.
+    pub(super) fn is_settled(&self) -> bool {
+        self.ledger.unsettled.is_empty()
+    }
+
     /// Every tap.
     pub(super) fn taps(&self) -> &BTreeMap<Device, Entry> {
         &self.ledger.taps

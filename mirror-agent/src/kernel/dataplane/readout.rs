@@ -18,6 +18,9 @@ use crate::{
     settings::Budget,
 };
 
+/// How often the maps are read, if their contents do not fit together.
+const ATTEMPTS: usize = 3;
+
 /// The pinned maps, open for reading.
 pub struct Reader {
     maps: Maps,
@@ -126,7 +129,13 @@ impl Reader {
         &mut self,
         mut is_wanted: impl FnMut(u32, &Session) -> bool,
     ) -> anyhow::Result<Readout> {
-        self.maps.refresh()?;
+        // The agent writes meanwhile: a target or a session that was read too early would hide a session.
+        for _ in 0..ATTEMPTS {
+            self.maps.refresh()?;
+            if self.maps.is_settled() {
+                break;
+            }
+        }
         let mut taps = Vec::new();
         for (device, Entry { head, sessions: entries, .. }) in self.maps.taps() {
             let mut sessions = Vec::new();

@@ -91,7 +91,7 @@ impl Scene {
     fn session(&self) -> Result<SessionStatus, String> {
         let status = self.lab.try_status()?;
         let tap = status.taps.iter().find(|tap| tap.is_attached()).ok_or("no tap")?;
-        Ok(tap.session("default").clone())
+        Ok(tap.sessions.first().ok_or("no session")?.clone())
     }
 
     /// Checks that `status` shows these settings.
