@@ -32,6 +32,21 @@ fn reader(number: u32) -> Capture {
     Capture { origin: Origin::Reader, wants: Wants::Reader(Box::new(of_all)), ..capture(number, &[], &[]) }
 }
 
+#[test]
+fn a_program_that_ends_leaves_the_others() {
+    let [of_web, of_eth1] = [capture(1, &["web"], &[]), capture(2, &[], &["eth1"])];
+    let streams = ["live", "ids"].map(|name| TargetName(name.parse().unwrap()));
+    let readers = Readers {
+        captures: vec![of_web, of_eth1.clone()],
+        streams: streams.iter().cloned().zip([3, 4].map(RingId)).collect(),
+    };
+    let others = readers.without(RingId(1)).without(RingId(4));
+    assert_eq!(
+        others,
+        Readers { captures: vec![of_eth1], streams: [(streams[0].clone(), RingId(3))].into() }
+    );
+}
+
 /// The selection for pods and captures on a node where each pod has one NIC: `veth100` and so on.
 fn selected(pods: &[Pod], captures: &[Capture], policy: &Policy) -> Selection {
     let nics: Vec<_> = (100..).zip(pods).map(|(outside, pod)| (pod, 2, outside)).collect();
