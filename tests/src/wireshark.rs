@@ -37,6 +37,10 @@ pub fn dissected(file: &Path, filter: &str, fields: &[&str]) -> Vec<Vec<String>>
     for protocol in ["ip", "tcp", "udp"] {
         tshark.args(["-o", &format!("{protocol}.check_checksum:TRUE")]);
     }
+    // A client's port can be that of a protocol, such as 47000 (HCrt), whose dissector finds the packets malformed.
+    for transport in ["tcp", "udp"] {
+        tshark.args(["-d", &format!("{transport}.port==32768-60999,data")]);
+    }
     tshark.args(["-n", "-Y", filter, "-T", "fields", "-E", "occurrence=f"]);
     tshark.args(fields.iter().flat_map(|field| ["-e", field])).arg("-r").arg(file);
     let rows = output(&mut tshark);
