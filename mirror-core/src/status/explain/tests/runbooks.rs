@@ -100,7 +100,7 @@ fn table(label: &str, rows: &[(&str, String)]) -> String {
 /// The reasons of a pod that an alert can have, each once for each remedy. `…` stands for a part that differs.
 fn reasons() -> Vec<Why> {
     let some = || "…".to_owned();
-    let target = TargetName::default;
+    let target = || TargetName("ids".parse().unwrap());
     let resource = ResourceId { namespace: Some(some()), name: Name::default() };
     vec![
         Why::NoNetns,
