@@ -37,7 +37,8 @@ pub fn dissected(file: &Path, filter: &str, fields: &[&str]) -> Vec<Vec<String>>
     for protocol in ["ip", "tcp", "udp"] {
         tshark.args(["-o", &format!("{protocol}.check_checksum:TRUE")]);
     }
-    // A client's port can be that of a protocol, such as 47000 (HCrt), whose dissector finds the packets malformed.
+    // Linux gives clients these ports. Some are those of protocols, such as 47000 (HCrt), whose dissectors find the
+    // packets malformed.
     for transport in ["tcp", "udp"] {
         tshark.args(["-d", &format!("{transport}.port==32768-60999,data")]);
     }

@@ -22,7 +22,8 @@ fn every_kind_is_what_its_name_says() {
     let node = Node::new("dissect");
     let far = node.cable();
     let Node { web, db, lab } = &node;
-    // Other ports of clients can be those of protocols, whose dissectors find the packets malformed.
+    // Other ports of clients can be those of protocols, whose dissectors find the packets malformed. tshark's `-d`, as in
+    // `dissected`, would hide the tunnels too.
     [web, db].into_iter().for_each(|pod| pod.netns().sysctl("ipv4/ip_local_port_range", "61000 65535"));
     let kinds: Vec<_> = KINDS.iter().filter(|[kind, ..]| lab.node().has_link_kind(kind)).collect();
     let is_guest = std::env::var_os("MIRROR_TEST_GUEST").is_some();
